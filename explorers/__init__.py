@@ -1,0 +1,1 @@
+"""Explorers: play tasks with a chat model and record every sampled token as rows."""

@@ -1,0 +1,1 @@
+"""The `buffer-engine` command line, one module per verb."""

@@ -1,0 +1,1 @@
+"""Trainers: turn batches of stored rows into weight updates."""
