@@ -78,15 +78,16 @@ class Context:
         seed: derived from the pipeline's seed and the operator's id; the only source of randomness.
         model_version: current weight version of the trainer.
         step: loop step.
-        seen: answers, for deduplicating operators, which of the given keys earlier passes kept, and by which row
-            (key → experience_id). Empty when nothing was seen.
-        remember: the keys this pass adds, key → experience_id; collected by the runner, stored as decisions' ref_id.
+        history: frame of the rows of this run that earlier passes kept, with the columns asked for (experience_id is
+            always there); empty when there are none. For operators that compare with the past, such as deduplication.
     """
 
     seed: int
     model_version: int
     step: int
-    seen: Callable[[Sequence[str]], Mapping[str, str]] = field(default=lambda keys: {})
+    history: Callable[[Sequence[str]], pl.DataFrame] = field(
+        default=lambda columns: pl.DataFrame(schema={name: pl.String for name in ("experience_id", *columns)})
+    )
 
 
 @dataclass(frozen=True, slots=True)
