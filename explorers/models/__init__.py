@@ -1,0 +1,1 @@
+"""Models that explorers talk to. Importing this package imports no model library."""
