@@ -8,6 +8,7 @@ their place in the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny
@@ -18,7 +19,7 @@ from buffer_engine.errors import UnknownComponentError, did_you_mean
 if TYPE_CHECKING:
     from buffer_engine.registry import Registry
 
-__all__ = ["ComponentConfig", "SerializeAsAny", "component"]
+__all__ = ["ComponentConfig", "ComponentReader", "SerializeAsAny", "component"]
 
 
 class ComponentConfig(BaseModel):
@@ -31,7 +32,14 @@ class ComponentConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
-def component(registry: Registry) -> BeforeValidator:
+@dataclass(frozen=True)
+class ComponentReader(BeforeValidator):
+    """The validator of `component`; keeps the registry so that documentation and hints can look up its components."""
+
+    registry: Registry | None = field(default=None, compare=False)
+
+
+def component(registry: Registry) -> ComponentReader:
     """A validator that reads `{type: NAME, …}` with the configuration class of NAME (`component.Config`).
 
     Errors of the nested configuration surface at their own location; an unknown NAME is the error type
@@ -59,4 +67,4 @@ def component(registry: Registry) -> BeforeValidator:
             ) from error
         return configuration.model_validate(fields)
 
-    return BeforeValidator(read)
+    return ComponentReader(read, registry=registry)
