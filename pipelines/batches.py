@@ -1,0 +1,226 @@
+"""Training batches: from reserved rows to a manifest, and from a manifest to the trainer's rows.
+
+The trainer always gets what the manifest says. A first training and a replay after a crash therefore go through the
+same function, and `rebuild` needs nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from buffer_engine.errors import TrainingError
+from buffer_engine.schema import BATCH_ROWS, BATCHES, DECISIONS
+from buffer_engine.store.base import ExperienceStore, ReadPolicy, Reservation
+from operators.frame import current_reward
+from pipelines.clock import code_commit, now
+from trainers.advantages.compute import compute_advantages
+from trainers.base import BATCH_SCHEMA, TrainBatch
+
+PAYLOAD = ("experience_id", "group_id", "made_by", "token_ids", "loss_mask", "logprobs", "model_version", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One batch before its step: the `batches` row, its `batch_rows`, and rows that cannot be used.
+
+    Attributes:
+        unusable: decisions that reject reserved rows without a reward; None when all rows have one.
+        counts: oddities of the advantages (singleton, zero_variance) and of the rewards (no_reward).
+    """
+
+    batch: pa.Table
+    rows: pa.Table
+    unusable: pa.Table | None
+    counts: Mapping[str, int]
+
+
+def build_manifest(
+    store: ExperienceStore,
+    reservation: Reservation,
+    *,
+    step: int,
+    algorithm: Any,
+    policy: ReadPolicy,
+    config_hash: str,
+    seed: int,
+) -> Manifest:
+    """Decide rewards, advantages and weights of the reserved rows.
+
+    Advantages are computed over the reserved rows of each group, which are those that every operator kept.
+    """
+    ids = list(reservation.experience_ids)
+    payload = store.fetch(ids, columns=["experience_id", "group_id", "made_by", "error"])
+    rewards = current_reward(_frame(store.narrow("scores", ids)))
+    frame = _frame(payload).join(rewards, on="experience_id", how="left", maintain_order="left")
+    frame = frame.with_columns(
+        pl.when(pl.col("error").is_null()).then(pl.col("reward")).alias("reward"),
+        pl.col("score_versions_json").fill_null("{}"),
+    )
+    unusable: pa.Table | None = None
+    counts: dict[str, int] = {}
+    if algorithm.needs_reward:
+        missing = frame.filter(pl.col("reward").is_null())
+        if missing.height:
+            counts["no_reward"] = missing.height
+            unusable = _rejections(missing["experience_id"].to_list(), reservation.run_id, reservation.batch_id)
+            frame = frame.filter(pl.col("reward").is_not_null())
+    advantages = pl.Series("advantage", [None] * frame.height, dtype=pl.Float64)
+    if algorithm.advantage is not None:
+        result = compute_advantages(
+            algorithm.advantage, frame.select("experience_id", "group_id", "reward", "error")
+        )
+        advantages = result.advantages.alias("advantage")
+        counts.update(result.counts)
+    rows = pa.table(
+        {
+            "batch_id": [reservation.batch_id] * frame.height,
+            "position": np.arange(frame.height, dtype=np.int32),
+            "experience_id": frame["experience_id"].to_list(),
+            "group_id": frame["group_id"].to_list(),
+            "reward": frame["reward"].to_list(),
+            "advantage": advantages.to_list(),
+            "weight": np.ones(frame.height),
+            "kind": ["expert" if made_by == "import" else "rollout" for made_by in frame["made_by"].to_list()],
+            "score_versions_json": frame["score_versions_json"].to_list(),
+        },
+        schema=BATCH_ROWS.schema,
+    )
+    trained = int(pc.sum(_masked_lengths(store.fetch(frame["experience_id"].to_list(), columns=["loss_mask"]))).as_py() or 0)
+    batch = pa.table(
+        {
+            "batch_id": [reservation.batch_id],
+            "run_id": [reservation.run_id],
+            "step": [step],
+            "model_version": [reservation.model_version],
+            "algorithm": [algorithm.type],
+            "rows": [frame.height],
+            "trained_tokens": [trained],
+            "config_hash": [config_hash],
+            "code_commit": [code_commit()],
+            "reader_json": [json.dumps(policy.model_dump(mode="json"), sort_keys=True)],
+            "rng_json": [json.dumps({"seed": seed, "step": step})],
+            "created_at": [now()],
+        },
+        schema=BATCHES.schema,
+    )
+    return Manifest(batch, rows, unusable, counts)
+
+
+def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> TrainBatch:
+    """The trainer's rows of a stored manifest (one `batches` row and its `batch_rows`), in manifest order.
+
+    Rows that carry a `mask` decision keep their place but train on no token.
+
+    Raises:
+        TrainingError: the manifest names no rows.
+    """
+    rows = rows.sort_by("position")
+    ids = rows.column("experience_id").to_pylist()
+    if not ids:
+        raise TrainingError(f"batch {batch.column('batch_id')[0]} has no rows")
+    payload = store.fetch(ids, columns=list(PAYLOAD))
+    masked = _masked_rows(store, ids)
+    loss_mask = _zero_rows(payload.column("loss_mask"), np.array([row in masked for row in ids]))
+    table = pa.table(
+        {
+            "experience_id": payload.column("experience_id"),
+            "group_id": payload.column("group_id"),
+            "kind": rows.column("kind"),
+            "token_ids": payload.column("token_ids"),
+            "loss_mask": loss_mask,
+            "logprobs": payload.column("logprobs"),
+            "advantages": _token_advantages(rows.column("advantage"), loss_mask),
+            "reward": rows.column("reward"),
+            "weight": rows.column("weight"),
+            "model_version": payload.column("model_version"),
+        },
+        schema=BATCH_SCHEMA,
+    )
+    return TrainBatch(
+        batch_id=batch.column("batch_id")[0].as_py(),
+        step=batch.column("step")[0].as_py(),
+        model_version=batch.column("model_version")[0].as_py(),
+        rows=table,
+    )
+
+
+def stored_manifest(store: ExperienceStore, batch_id: str) -> tuple[pa.Table, pa.Table]:
+    """The `batches` row and the `batch_rows` of a prepared or committed batch."""
+    batch = store.table("batches")
+    rows = store.table("batch_rows")
+    return (
+        batch.filter(pc.equal(batch.column("batch_id"), batch_id)),
+        rows.filter(pc.equal(rows.column("batch_id"), batch_id)),
+    )
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _rejections(ids: list[str], run_id: str, batch_id: str) -> pa.Table:
+    return pa.table(
+        {
+            "experience_id": ids,
+            "verdict": ["reject"] * len(ids),
+            "operator": ["reader"] * len(ids),
+            "position": pa.nulls(len(ids), pa.int32()),
+            "reason": ["no_reward"] * len(ids),
+            "detail": ["the algorithm needs a reward and this row has none"] * len(ids),
+            "ref_id": pa.nulls(len(ids), pa.string()),
+            "pass_id": [batch_id] * len(ids),
+            "run_id": [run_id] * len(ids),
+            "decided_at": [now()] * len(ids),
+        },
+        schema=DECISIONS.schema,
+    )
+
+
+def _masked_rows(store: ExperienceStore, ids: list[str]) -> set[str]:
+    decisions = store.narrow("decisions", ids)
+    chosen = decisions.filter(pc.equal(decisions.column("verdict"), "mask"))
+    return set(chosen.column("experience_id").to_pylist())
+
+
+def _one_list(column: pa.ChunkedArray) -> pa.ListArray:
+    chunks = column.combine_chunks()
+    return chunks if isinstance(chunks, pa.ListArray) else pa.concat_arrays(chunks.chunks)
+
+
+def _masked_lengths(table: pa.Table) -> pa.Array:
+    mask = _one_list(table.column("loss_mask"))
+    flat = mask.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    return pa.array([int(flat.sum())])
+
+
+def _zero_rows(column: pa.ChunkedArray, zero: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.ListArray:
+    """The mask with every token of the chosen rows switched off."""
+    mask = _one_list(column)
+    lengths = np.asarray(mask.value_lengths())
+    flat = mask.flatten().to_numpy(zero_copy_only=False).astype(bool) & ~np.repeat(zero, lengths)
+    return pa.ListArray.from_arrays(_offsets(lengths), pa.array(flat))
+
+
+def _token_advantages(column: pa.ChunkedArray, loss_mask: pa.ListArray) -> pa.Array:
+    """Row advantages spread over the unmasked tokens; null rows stay null."""
+    values = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    if np.isnan(values).all():
+        return pa.nulls(len(loss_mask), pa.list_(pa.float64()))
+    lengths = np.asarray(loss_mask.value_lengths())
+    flat_mask = loss_mask.flatten().to_numpy(zero_copy_only=False).astype(bool)
+    flat = np.where(flat_mask, np.repeat(np.nan_to_num(values), lengths), 0.0)
+    return pa.ListArray.from_arrays(_offsets(lengths), pa.array(flat))
+
+
+def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

@@ -1,0 +1,201 @@
+"""Curation passes: new rollouts through the operators, and what they found back into the store.
+
+One pass takes whole groups in order of arrival and is one transaction: scores, decisions, operator runs, new rows and
+the pass cursor become visible together or not at all. A pass that is interrupted leaves nothing and is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from buffer_engine.identity import experience_id, group_id, stable_seed
+from buffer_engine.schema import ROLLOUTS
+from buffer_engine.store.base import ExperienceStore
+from explorers.base import Engine, Message
+from operators.engine import CurationResult, run_operators
+from operators.frame import build_frame
+from operators.plan import OperatorPlan
+from pipelines.clock import now
+from pipelines.cursors import RunCursors
+
+PASS_ROWS = 4096
+"""Most rows in one pass; bounds its memory. A single larger group is still taken whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSummary:
+    """What one pass did, in rows."""
+
+    pass_id: str
+    rows: int
+    kept: int
+    rejected: int
+    held: int
+    added: int
+
+
+class Curator:
+    """Runs the compiled operators of one run over rollouts that have no verdict yet."""
+
+    def __init__(
+        self,
+        store: ExperienceStore,
+        plan: OperatorPlan,
+        *,
+        run_id: str,
+        seed: int,
+        info_columns: Mapping[str, pl.DataType],
+        engine: Engine | None = None,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._run_id = run_id
+        self._seed = seed
+        self._info_columns = info_columns
+        self._engine = engine
+        self._cursors = RunCursors(run_id)
+        self._tasks: dict[str, dict[str, Any]] = {}
+
+    def curate_new(self, *, step: int, model_version: int) -> list[PassSummary]:
+        """Pass all new training rows of the run through the operators, until none is new."""
+        done: list[PassSummary] = []
+        while True:
+            ids = self._next_rows()
+            if not ids:
+                return done
+            number = self._store.cursor(self._cursors.passes)
+            done.append(self._one_pass(ids, number, step=step, model_version=model_version))
+
+    def score_rows(self, rollouts: pa.Table, *, step: int, model_version: int, pass_id: str) -> CurationResult:
+        """Run only the operators that score or derive columns; nothing is written. For evaluation rows."""
+        return self._run(self._plan.scoring(), rollouts, step=step, model_version=model_version, pass_id=pass_id)
+
+    def _next_rows(self) -> list[str]:
+        """Ids of new rows in arrival order, cut at a group boundary once `PASS_ROWS` are reached."""
+        state = self._store.rollout_state(run_id=self._run_id, status="new")
+        ids: list[str] = state.column("experience_id").to_pylist()
+        if not ids:
+            return []
+        facts = self._store.fetch(ids, columns=["experience_id", "group_id", "partition"])
+        facts = facts.filter(pc.equal(facts.column("partition"), "train"))
+        chosen: list[str] = []
+        groups: set[str] = set()
+        for row_id, group in zip(
+            facts.column("experience_id").to_pylist(), facts.column("group_id").to_pylist(), strict=True
+        ):
+            if len(chosen) >= PASS_ROWS and group not in groups:
+                break
+            groups.add(group)
+            chosen.append(row_id)
+        return chosen
+
+    def _one_pass(self, ids: Sequence[str], number: int, *, step: int, model_version: int) -> PassSummary:
+        pass_id = f"{self._run_id}/{number}"
+        rollouts = self._store.fetch(ids)
+        result = self._run(self._plan, rollouts, step=step, model_version=model_version, pass_id=pass_id)
+        tables = {"scores": result.scores, "decisions": result.decisions, "operator_runs": result.runs}
+        added = result.added.num_rows if result.added is not None else 0
+        if result.added is not None and added:
+            tables["rollouts"] = self._new_rows(rollouts, result.added, number)
+        self._store.append_all(
+            {name: table for name, table in tables.items() if table.num_rows},
+            cursors={self._cursors.passes: number + 1},
+        )
+        verdicts = result.decisions.column("verdict").to_pylist()
+        return PassSummary(
+            pass_id,
+            rollouts.num_rows,
+            verdicts.count("keep"),
+            verdicts.count("reject"),
+            verdicts.count("hold"),
+            added,
+        )
+
+    def _run(
+        self, plan: OperatorPlan, rollouts: pa.Table, *, step: int, model_version: int, pass_id: str
+    ) -> CurationResult:
+        ids = rollouts.column("experience_id").to_pylist()
+        scores = self._store.narrow("scores", ids)
+        frame = build_frame(
+            rollouts,
+            self._task_rows(rollouts),
+            scores,
+            columns=plan.columns,
+            info_columns=self._info_columns,
+        )
+        return run_operators(
+            plan,
+            frame,
+            seed=stable_seed(self._seed, "curate", pass_id),
+            step=step,
+            model_version=model_version,
+            pass_id=pass_id,
+            run_id=self._run_id,
+            existing_scores=scores,
+            history=self._history,
+        )
+
+    def _task_rows(self, rollouts: pa.Table) -> pa.Table:
+        wanted = pc.unique(rollouts.column("task_id"))
+        tasks = self._store.table("tasks")
+        return tasks.filter(pc.is_in(tasks.column("task_id"), value_set=wanted))
+
+    def _history(self, columns: Sequence[str]) -> pl.DataFrame:
+        """Kept rows of earlier passes of this run, with the columns asked for."""
+        state = self._store.rollout_state(run_id=self._run_id, status="kept")
+        ids: list[str] = state.column("experience_id").to_pylist()
+        rollouts = self._store.fetch(ids) if ids else ROLLOUTS.schema.empty_table()
+        rollouts = rollouts.filter(pc.equal(rollouts.column("partition"), "train"))
+        return build_frame(
+            rollouts,
+            self._task_rows(rollouts),
+            self._store.narrow("scores", ids),
+            columns={"experience_id", *columns},
+            info_columns=self._info_columns,
+        )
+
+    def _new_rows(self, parents: pa.Table, added: pa.Table, number: int) -> pa.Table:
+        """Rollouts for the rows that operators made: new text, new ids, the parent's task, a group of their own."""
+        by_id = {row["experience_id"]: row for row in parents.to_pylist()}
+        rows: list[dict[str, Any]] = []
+        # A loop over rows: each needs its own tokenisation, which dominates.
+        for index, new in enumerate(added.to_pylist()):
+            parent = by_id[new["parent"]]
+            messages = [Message(role=m["role"], content=m["content"]) for m in new["messages"]]
+            if self._engine is not None:
+                token_ids, mask = self._engine.encode_dialogue(messages)
+                tokenizer, template = self._engine.tokenizer_id, self._engine.template_hash
+            else:
+                token_ids, mask, tokenizer, template = (), (), None, None
+            group = group_id(self._run_id, f"{parent['experience_id']}/{new['made_by']}", number)
+            rows.append(
+                {
+                    **parent,
+                    "experience_id": experience_id(self._run_id, parent["task_id"], group, 0, index, 0),
+                    "parent_id": parent["experience_id"],
+                    "made_by": new["made_by"],
+                    "group_id": group,
+                    "group_size": 1,
+                    "attempt": 0,
+                    "sample_index": 0,
+                    "turn_index": 0,
+                    "messages": [message.as_dict() for message in messages],
+                    "token_ids": list(token_ids),
+                    "loss_mask": list(mask),
+                    "logprobs": None,
+                    "token_versions": [],
+                    "prompt_length": mask.index(True) if True in mask else len(mask),
+                    "tokenizer_id": tokenizer,
+                    "template_hash": template,
+                    "info_json": json.dumps({"pass": number}),
+                    "created_at": now(),
+                }
+            )
+        return pa.Table.from_pylist(rows, schema=ROLLOUTS.schema)

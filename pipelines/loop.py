@@ -1,0 +1,398 @@
+"""The loop: explore, curate, train, publish, evaluate, checkpoint, and the same again after a crash.
+
+Every phase of a step asks the store whether it is done and skips it if so. A resumed run is therefore the same loop,
+started after the newest checkpoint: steps whose batch is already in the store are trained again from their manifests
+(their effect on the lost weights is what is being restored), everything later happens for the first time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from buffer_engine.errors import ConfigError, StarvedError, TrainingError
+from buffer_engine.identity import group_id
+from buffer_engine.schema import EVENTS, MODELS
+from buffer_engine.store.base import ReadPolicy
+from explorers.base import GroupPlan
+from explorers.sampler import select_tasks
+from pipelines.assemble import Assembly, Part
+from pipelines.batches import assemble_batch, build_manifest, stored_manifest
+from pipelines.checkpoints import CheckpointFolder, CheckpointState
+from pipelines.clock import code_commit, now
+from pipelines.cursors import RunCursors
+from pipelines.evaluation import evaluate
+from pipelines.exploration import explore_groups
+from pipelines.importing import import_all
+from pipelines.metrics import MetricWriter
+from pipelines.progress import Progress
+
+
+@dataclass(slots=True)
+class LoopOutcome:
+    """How far a loop came."""
+
+    steps: int = 0
+    trained_steps: int = 0
+    replayed_steps: int = 0
+    skipped_steps: int = 0
+    curated_rows: int = 0
+    final_weights: Path | None = None
+    stopped: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Loop:
+    """One run, synchronous."""
+
+    def __init__(
+        self, assembly: Assembly, writer: MetricWriter, progress: Progress, *, parts: Collection[Part]
+    ) -> None:
+        self._assembly = assembly
+        self._store = assembly.store
+        self._spec = assembly.spec
+        self._run_id = assembly.run_id
+        self._writer = writer
+        self._progress = progress
+        self._parts = parts
+        self._cursors = RunCursors(assembly.run_id)
+        trainer: Any = assembly.spec.trainer
+        self._read: ReadPolicy = trainer.read if trainer is not None else ReadPolicy()
+        self._algorithm: Any = trainer.algorithm if trainer is not None else None
+        self._checkpoint_every: int = trainer.checkpoint.every_steps if trainer is not None else 0
+        self._checkpoints = CheckpointFolder(
+            assembly.folder, assembly.run_id, keep=trainer.checkpoint.keep if trainer is not None else 1
+        )
+        self._version = 0
+        self._outcome = LoopOutcome()
+
+    def run(self) -> LoopOutcome:
+        """Do all steps that are not done.
+
+        Raises:
+            StarvedError: nothing to train on after the stated refills.
+            BufferEngineError: any other failure, named; what was acknowledged stays.
+        """
+        self._release_unprepared()
+        first = self._restore() + 1
+        import_all(self._assembly, self._progress)
+        steps = self._spec.loop.steps
+        if self._assembly.evaluator is not None and first == 1:
+            self._evaluate(0)
+        with self._progress.steps(total=steps, start=first - 1):
+            for step in range(first, steps + 1):
+                started = time.perf_counter()
+                going_on = self._step(step, last=step == steps)
+                if not going_on:
+                    # An offline run that has used up its rows ends here; what it trained must not be lost.
+                    if self._outcome.trained_steps and self._assembly.trainer is not None:
+                        self._save_checkpoint(step - 1)
+                    break
+                self._outcome.steps += 1
+                self._progress.step_done(step, time.perf_counter() - started)
+        self._finish()
+        return self._outcome
+
+    def _step(self, step: int, *, last: bool) -> bool:
+        """One step; False when there is nothing left to do (curation and offline runs that ran dry)."""
+        trainer = self._assembly.trainer
+        if trainer is None:
+            if "explore" in self._parts and self._assembly.explorer is not None:
+                if self._store.cursor(self._cursors.explored(step)) == 0:
+                    self._explore(step, 0)
+            if "curate" in self._parts:
+                self._curate(step)
+            return self._assembly.explorer is not None
+        if self._store.cursor(self._cursors.skipped(step)):
+            self._outcome.skipped_steps += 1
+        elif not self._train(step):
+            return False
+        if self._assembly.evaluator is not None and self._evaluation_due(step, last=last):
+            self._evaluate(step)
+        if last or step % self._checkpoint_every == 0:
+            self._save_checkpoint(step)
+        return True
+
+    # --- phases -----------------------------------------------------------------------------------------------------
+
+    def _explore(self, step: int, refill: int) -> None:
+        explorer, section = self._assembly.explorer, self._spec.explorer
+        assert explorer is not None
+        assert section is not None
+        index = self._store.cursor(self._cursors.explorations)
+        picked = select_tasks(
+            self._assembly.tasks[section.tasks],
+            step=index,
+            count=section.tasks_per_step,
+            order=section.order,
+            seed=self._spec.seed,
+        )
+        groups = [
+            GroupPlan(task, group_id(self._run_id, task.task_id, visit), section.group_size) for task, visit in picked
+        ]
+        started = time.perf_counter()
+        with self._progress.phase(f"step {step}: exploring", total=len(groups) * section.group_size) as advance:
+            numbers = explore_groups(
+                self._store,
+                explorer,
+                groups,
+                run_id=self._run_id,
+                step=step,
+                partition="train",
+                chunk_cursor=self._cursors.chunks(step, refill),
+                done_cursors={self._cursors.explored(step): refill + 1, self._cursors.explorations: index + 1},
+                on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
+            )
+        if numbers:
+            seconds = time.perf_counter() - started
+            numbers["explore/seconds"] = seconds
+            numbers["explore/tokens_per_second"] = numbers["explore/tokens"] / seconds
+            self._write(step, numbers)
+
+    def _curate(self, step: int) -> None:
+        started = time.perf_counter()
+        with self._progress.phase(f"step {step}: curating", total=None) as advance:
+            passes = self._assembly.curator.curate_new(step=step, model_version=self._version)
+            advance(sum(summary.rows for summary in passes))
+        if not passes:
+            return
+        rows = sum(summary.rows for summary in passes)
+        self._outcome.curated_rows += rows
+        self._write(
+            step,
+            {
+                "curate/rows": float(rows),
+                "curate/kept": float(sum(summary.kept for summary in passes)),
+                "curate/rejected": float(sum(summary.rejected for summary in passes)),
+                "curate/held": float(sum(summary.held for summary in passes)),
+                "curate/seconds": time.perf_counter() - started,
+                **self._assembly.curator.reward_numbers([summary.pass_id for summary in passes]),
+            },
+        )
+
+    def _train(self, step: int) -> bool:
+        """Form or find the step's batch, train it, commit it; False when an offline run has no rows left."""
+        trainer = self._assembly.trainer
+        assert trainer is not None
+        batch_id = f"{self._run_id}/{step}"
+        batch, rows = stored_manifest(self._store, batch_id)
+        replay = batch.num_rows == 1
+        if not replay:
+            fresh = self._form_batch(step, batch_id)
+            if fresh is None:
+                if self._store.cursor(self._cursors.skipped(step)):
+                    self._outcome.skipped_steps += 1
+                    return True
+                return False
+            batch, rows = fresh
+        train_batch = assemble_batch(self._store, batch, rows)
+        if train_batch.model_version != self._version:
+            raise TrainingError(
+                f"batch {batch_id} was formed for weight version {train_batch.model_version}, "
+                f"but the trainer holds version {self._version}: the checkpoint folder does not belong to this store"
+            )
+        with self._progress.phase(f"step {step}: {'replaying' if replay else 'training'}", total=None):
+            report = trainer.train_step(train_batch)
+        version = self._version + 1
+        self._store.commit_batch(batch_id, step=step, model=self._model_row(step, version, parent=self._version))
+        self._version = version
+        self._publish(step)
+        self._outcome.trained_steps += 1
+        self._outcome.replayed_steps += int(replay)
+        versions = train_batch.rows.column("model_version").to_pylist()
+        lags = [train_batch.model_version - value for value in versions if value is not None]
+        numbers = {f"train/{name}": value for name, value in report.metrics.items()}
+        numbers["train/rows"] = float(train_batch.rows.num_rows)
+        numbers["train/staleness_max"] = float(max(lags, default=0))
+        self._write(step, numbers)
+        return True
+
+    def _form_batch(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
+        """Explore and curate until a batch can be reserved, then write its manifest."""
+        explores = self._assembly.explorer is not None and "explore" in self._parts
+        while True:
+            done = self._store.cursor(self._cursors.explored(step))
+            if explores and done == 0:
+                self._explore(step, 0)
+                done = 1
+            if "curate" in self._parts:
+                self._curate(step)
+            manifest = self._reserve(step, batch_id)
+            if manifest is not None:
+                return manifest
+            if not explores:
+                self._outcome.stopped = "no rows are left to train on"
+                return None
+            if done > self._spec.loop.max_refills:
+                return self._starved(step, done)
+            self._explore(step, done)
+
+    def _reserve(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
+        reservation = self._store.reserve(
+            self._read, run_id=self._run_id, batch_id=batch_id, model_version=self._version
+        )
+        if reservation is None:
+            return None
+        manifest = build_manifest(
+            self._store,
+            reservation,
+            step=step,
+            algorithm=self._algorithm,
+            policy=self._read,
+            config_hash=self._assembly.config_hash,
+            seed=self._spec.seed,
+        )
+        if manifest.unusable is not None:
+            self._store.append("decisions", manifest.unusable)
+        if manifest.rows.num_rows < self._read.min_rows:
+            self._store.release(batch_id)
+            return None
+        for kind, count in manifest.counts.items():
+            if count:
+                self._event(step, kind, count, f"batch {batch_id}")
+        self._store.prepare_batch(reservation, step=step, batch=manifest.batch, rows=manifest.rows)
+        return manifest.batch, manifest.rows
+
+    def _starved(self, step: int, explorations: int) -> None:
+        counts = self._assembly.curator.reject_counts(step)
+        listed = "; ".join(f"{operator}: {reason} {count}" for operator, reason, count in counts) or "no row was made"
+        message = (
+            f"step {step} found fewer than {self._read.min_rows} rows to train on after {explorations} explorations. "
+            f"Rejected in this step: {listed}. Loosen these operators, raise loop.max_refills, or set "
+            "loop.on_starved: skip"
+        )
+        if self._spec.loop.on_starved == "error":
+            raise StarvedError(message)
+        self._store.append_all(
+            {"events": self._event_row(step, "starved_step", 1, message)}, cursors={self._cursors.skipped(step): 1}
+        )
+
+    def _evaluate(self, step: int) -> None:
+        section, evaluator = self._spec.loop.evaluate, self._assembly.evaluator
+        assert section is not None
+        assert evaluator is not None
+        if self._store.cursor(self._cursors.evaluated(step)):
+            return
+        tasks = self._assembly.tasks[section.tasks][: section.limit]
+        total = len(tasks) * section.samples_per_task
+        with self._progress.phase(f"step {step}: evaluating", total=total) as advance:
+            numbers = evaluate(
+                self._store,
+                evaluator,
+                self._assembly.curator,
+                tasks,
+                run_id=self._run_id,
+                name=section.tasks,
+                step=step,
+                model_version=self._version,
+                samples_per_task=section.samples_per_task,
+                solved=section.solved,
+                on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
+            )
+        self._write(step, numbers)
+
+    # --- bookkeeping ------------------------------------------------------------------------------------------------
+
+    def _release_unprepared(self) -> None:
+        """Reservations of a killed process: we hold the run's lock, so nobody uses them."""
+        for record in self._store.batches(self._run_id):
+            if record.status == "reserved":
+                self._store.release(record.batch_id)
+
+    def _restore(self) -> int:
+        """Load the newest checkpoint; returns its step (0: the start)."""
+        trainer = self._assembly.trainer
+        step = 0
+        latest = self._checkpoints.latest()
+        if latest is not None and (trainer is not None or self._assembly.engine is not None):
+            folder, state = latest
+            if state.config_hash != self._assembly.config_hash:
+                raise ConfigError.one(
+                    f"checkpoint {folder} was written under another configuration",
+                    fix="resume with the specification saved in the store, or start a run with a new name",
+                )
+            if trainer is not None:
+                trainer.load_checkpoint(folder / "trainer")
+                step = state.step
+                self._version = state.model_version
+                self._event(step, "resumed", 1, f"from {folder.name}")
+        if trainer is not None:
+            if step == 0:
+                self._store.append("models", self._model_row(0, 0, parent=None))
+            self._publish(step, always=True)
+        return step
+
+    def _publish(self, step: int, *, always: bool = False) -> None:
+        trainer, engine = self._assembly.trainer, self._assembly.engine
+        if trainer is None or engine is None or self._assembly.explorer is None:
+            return
+        if always or self._version % self._spec.loop.publish_every == 0:
+            weights = trainer.weights(self._version)
+            self._assembly.channel.publish(weights)
+            engine.load_weights(weights)
+
+    def _save_checkpoint(self, step: int) -> None:
+        trainer = self._assembly.trainer
+        assert trainer is not None
+        with self._progress.phase(f"step {step}: saving a checkpoint", total=None):
+            self._checkpoints.save(
+                trainer,
+                CheckpointState(self._run_id, step, self._version, self._store.version(), self._assembly.config_hash),
+            )
+
+    def _finish(self) -> None:
+        trainer = self._assembly.trainer
+        whole = set(self._parts) >= {"explore", "curate", "train"}
+        if trainer is not None and self._outcome.steps:
+            folder = self._assembly.folder / "weights" / self._run_id
+            with self._progress.phase("saving the final weights", total=None):
+                trainer.save_weights(folder)
+            self._outcome.final_weights = folder
+        if whole:
+            self._store.append_all({}, cursors={self._cursors.finished: 1})
+
+    def _evaluation_due(self, step: int, *, last: bool) -> bool:
+        section = self._spec.loop.evaluate
+        return section is not None and (last or step % section.every_steps == 0)
+
+    def _write(self, step: int, numbers: dict[str, float]) -> None:
+        self._writer.write(step, numbers)
+        self._progress.note(numbers)
+        self._outcome.metrics.update(numbers)
+
+    def _model_row(self, step: int, version: int, *, parent: int | None) -> pa.Table:
+        return pa.table(
+            {
+                "run_id": [self._run_id],
+                "version": [version],
+                "parent": pa.array([parent], pa.int64()),
+                "step": [step],
+                "path": pa.nulls(1, pa.string()),
+                "config_hash": [self._assembly.config_hash],
+                "code_commit": [code_commit()],
+                "created_at": [now()],
+            },
+            schema=MODELS.schema,
+        )
+
+    def _event(self, step: int, kind: str, count: int, detail: str) -> None:
+        self._store.append("events", self._event_row(step, kind, count, detail))
+
+    def _event_row(self, step: int, kind: str, count: int, detail: str) -> pa.Table:
+        return pa.table(
+            {
+                "run_id": [self._run_id],
+                "step": [step],
+                "kind": [kind],
+                "count": [count],
+                "experience_id": pa.nulls(1, pa.string()),
+                "detail": [detail],
+                "recorded_at": [now()],
+            },
+            schema=EVENTS.schema,
+        )

@@ -1,0 +1,98 @@
+"""Progress of a run for a person: bars on a terminal, one line a step elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, SpinnerColumn, TextColumn
+from rich.progress import TaskID, TimeElapsedColumn, TimeRemainingColumn
+
+SHOWN = (
+    ("curate/reward_mean", "reward"),
+    ("explore/ended", "ended"),
+    ("explore/response_tokens", "length"),
+    ("curate/kept", "kept"),
+    ("train/staleness_max", "staleness"),
+    ("train/loss", "loss"),
+    ("explore/tokens_per_second", "sampled tok/s"),
+    ("train/tokens_per_second", "trained tok/s"),
+)
+"""Metrics in the line of a step, and what they are called there."""
+
+
+class Progress:
+    """One bar over the steps, one for the phase that runs, and a line of numbers after each step."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+        self._numbers: dict[str, float] = {}
+        self._live: RichProgress | None = None
+        self._steps: TaskID | None = None
+        self._total = 0
+
+    @contextmanager
+    def steps(self, *, total: int, start: int) -> Generator[None]:
+        """Show the steps bar while the loop runs."""
+        self._total = total
+        if self._quiet or not self._console.is_terminal:
+            yield
+            return
+        with _bars(self._console) as live:
+            self._live = live
+            self._steps = live.add_task("steps", total=total, completed=start)
+            yield
+        self._live = None
+
+    @contextmanager
+    def phase(self, title: str, *, total: int | None) -> Generator[Callable[[int], None]]:
+        """Show one phase; the value is called with the number of rows done."""
+        if self._quiet or not self._console.is_terminal:
+            yield lambda rows: None
+            return
+        if self._live is not None:
+            live = self._live
+            task = live.add_task(title, total=total)
+            try:
+                yield lambda rows: live.advance(task, rows)
+            finally:
+                live.remove_task(task)
+            return
+        with _bars(self._console) as own:
+            task = own.add_task(title, total=total)
+            yield lambda rows: own.advance(task, rows)
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Remember numbers for the step's line; evaluations get a line of their own at once."""
+        self._numbers.update(numbers)
+        solved = {name: value for name, value in numbers.items() if name.startswith("eval/")}
+        if solved and not self._quiet:
+            self._console.print(
+                "  ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in sorted(solved.items())),
+                highlight=False,
+                style="bold",
+            )
+
+    def step_done(self, step: int, seconds: float) -> None:
+        """Print the step's line and advance the bar."""
+        if not self._quiet:
+            parts = [f"{label} {self._numbers[name]:.3g}" for name, label in SHOWN if name in self._numbers]
+            self._console.print(f"step {step}/{self._total}  " + "  ".join(parts) + f"  {seconds:.1f} s", highlight=False)
+        self._numbers.clear()
+        if self._live is not None and self._steps is not None:
+            self._live.update(self._steps, completed=step)
+
+
+def _bars(console: Console) -> RichProgress:
+    return RichProgress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )

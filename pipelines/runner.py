@@ -1,0 +1,83 @@
+"""One run from start to end: choose it, lock it, assemble it, loop, report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from buffer_engine.errors import UsageError
+from pipelines.assemble import ALL_PARTS, Part, assemble, open_run_store
+from pipelines.cursors import RunCursors
+from pipelines.load import LoadedSpec, load_spec, resolved_yaml
+from pipelines.loop import Loop, LoopOutcome
+from pipelines.metrics import MetricWriter
+from pipelines.plan import Plan, build_plan
+from pipelines.progress import Progress
+from pipelines.runs import RunStart, choose_run, save_specification, specification_path, unfinished_run
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run was called, whether it was continued, and how far it came."""
+
+    run_id: str
+    folder: Path
+    continued: bool
+    outcome: LoopOutcome
+
+
+def start_run(loaded: LoadedSpec, console: Console, *, parts: Collection[Part] = ALL_PARTS) -> RunReport:
+    """Run a specification by the rule of `choose_run`.
+
+    Raises:
+        BufferEngineError: with the fix; nothing acknowledged is lost.
+    """
+    plan = build_plan(loaded)
+    store = open_run_store(plan.spec)
+    try:
+        start = choose_run(store, Path(plan.spec.store.path), plan.spec.name, plan.config_hash)
+    finally:
+        store.close()
+    return _run(plan, start, console, parts=parts)
+
+
+def resume_run(folder: Path, console: Console, *, run_id: str | None = None) -> RunReport:
+    """Continue an unfinished run from its saved specification.
+
+    Raises:
+        UsageError: no such store or run, or the run is finished.
+    """
+    from buffer_engine.store import open_store
+
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist: give the folder of a store, for example runs/demo")
+    with open_store(folder, create=False) as store:
+        chosen = unfinished_run(store, folder, run_id)
+        if store.cursor(RunCursors(chosen).finished):
+            raise UsageError(f"run {chosen!r} is finished; `buffer-engine run` starts another")
+    # The folder may have been moved since: the store it lies in is the one meant.
+    loaded = load_spec(specification_path(folder, chosen), overrides=(f"store.path={folder}",))
+    return _run(build_plan(loaded), RunStart(chosen, continues=True), console, parts=ALL_PARTS)
+
+
+def _run(plan: Plan, start: RunStart, console: Console, *, parts: Collection[Part]) -> RunReport:
+    folder = Path(plan.spec.store.path)
+    store = open_run_store(plan.spec)
+    assembly = None
+    try:
+        with store.open_run(start.run_id):
+            if not start.continues:
+                save_specification(folder, start.run_id, resolved_yaml(plan.spec), plan.config_hash)
+                store.append_all({}, cursors={RunCursors(start.run_id).started: 1})
+            assembly = assemble(plan, store, run_id=start.run_id, parts=parts)
+            with MetricWriter(store, start.run_id, folder, tensorboard=plan.spec.report.tensorboard) as writer:
+                outcome = Loop(assembly, writer, Progress(console), parts=parts).run()
+    finally:
+        if assembly is not None:
+            assembly.close()
+        else:
+            store.close()
+    return RunReport(start.run_id, folder, start.continues, outcome)
