@@ -1,0 +1,24 @@
+"""`buffer-engine resume`: go on after a crash, a kill or a Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.console import logs, results
+from pipelines.load import load_spec
+from pipelines.reporting import report_run
+from pipelines.runner import resume_run
+from pipelines.runs import specification_path
+
+
+def resume(
+    store: Annotated[Path, typer.Argument(help="folder of the store")],
+    run: Annotated[str | None, typer.Option("--run", help="name of the run; needed when several are unfinished")] = None,
+) -> None:
+    """Continue an unfinished run from its newest checkpoint and its manifests, as if it had not been interrupted."""
+    report = resume_run(store, logs, run_id=run)
+    spec = load_spec(specification_path(store, report.run_id), overrides=(f"store.path={store}",)).spec
+    report_run(report, spec, results, logs)

@@ -1,0 +1,32 @@
+"""The end of a run for a person: the report on stdout, the plot as a file."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from pipelines.report import text_report, write_reward_plot
+from pipelines.runner import RunReport
+from pipelines.spec import Spec
+
+
+def report_run(report: RunReport, spec: Spec, results: Console, logs: Console) -> None:
+    """Print what the run did and write the plot that the specification asks for.
+
+    Raises:
+        MissingExtraError: a plot is asked for and matplotlib is not installed; the run itself is complete.
+    """
+    outcome = report.outcome
+    facts = [f"{outcome.steps} steps"]
+    if outcome.replayed_steps:
+        facts.append(f"{outcome.replayed_steps} of them replayed from their manifests")
+    if outcome.skipped_steps:
+        facts.append(f"{outcome.skipped_steps} skipped (nothing to learn from)")
+    if outcome.stopped:
+        facts.append(f"stopped: {outcome.stopped}")
+    logs.print(f"run {report.run_id} {'continued' if report.continued else 'done'}: " + ", ".join(facts), highlight=False)
+    results.print(text_report(report.folder, report.run_id))
+    if outcome.final_weights is not None:
+        logs.print(f"weights: {outcome.final_weights}", highlight=False)
+    if spec.report.plot is not None:
+        write_reward_plot(report.folder, report.run_id, spec.report.plot)
+        logs.print(f"plot: {spec.report.plot}", highlight=False)
