@@ -1,0 +1,6 @@
+-- The 100 sampled tokens that the policy found least likely.
+SELECT run_id, experience_id, position, token_id, token_text, logprob, exp(logprob) AS probability, advantage, model_version
+FROM tokens
+WHERE sampled AND logprob IS NOT NULL
+ORDER BY logprob, experience_id, position
+LIMIT 100

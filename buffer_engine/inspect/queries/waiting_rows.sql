@@ -1,0 +1,16 @@
+-- Kept rows that no batch has trained, by group, and what they wait for.
+SELECT
+  run_id,
+  group_id,
+  model_version,
+  kept - trained AS rows,
+  CASE
+    WHEN held > 0 THEN format('{} held siblings', held)
+    WHEN new > 0 THEN format('{} siblings not curated', new)
+    WHEN samples < group_size THEN format('{} missing siblings', group_size - samples)
+    WHEN status = 'reserved' THEN 'its batch'
+    ELSE 'a batch'
+  END AS waits_for
+FROM groups
+WHERE partition = 'train' AND kept > trained
+ORDER BY run_id, model_version, group_id

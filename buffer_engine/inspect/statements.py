@@ -1,0 +1,76 @@
+"""What a query may be, and how its failure is told.
+
+Reading is all that inspection does. DuckDB's own parser says what kind of statement a text is, so no pattern has to
+guess; the connection besides opens a read-only transaction and has no access to files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import duckdb
+
+from buffer_engine.errors import UsageError, did_you_mean
+
+READS = "SELECT, WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE, PIVOT, UNPIVOT and EXPLAIN"
+
+_UNKNOWN_TABLE = re.compile(r"Table with name (?P<name>.+?) does not exist", re.DOTALL)
+_SUGGESTION = re.compile(r"\n?Did you mean .*", re.DOTALL)
+_POSITION = re.compile(r"\n\nLINE \d+:.*", re.DOTALL)
+
+
+class QueryError(UsageError):
+    """A query cannot run: it is not a read, names something unknown, or is not valid SQL."""
+
+    @classmethod
+    def not_a_read(cls, kind: str) -> QueryError:
+        """The refusal of a statement that would change something or reach outside."""
+        return cls(
+            f"{kind} is refused: a store is only read here ({READS}); to keep a result use --format and --output"
+        )
+
+    @classmethod
+    def from_duckdb(cls, error: duckdb.Error, names: Iterable[str]) -> QueryError:
+        """DuckDB's message with candidates from our own views instead of the engine's internal tables."""
+        text = str(error)
+        unknown = _UNKNOWN_TABLE.search(text)
+        if unknown is not None:
+            known = sorted(names)
+            wanted = unknown["name"].strip('"')
+            hint = did_you_mean(wanted, known)
+            listing = "" if hint.startswith("known: ") else "; views: " + ", ".join(known)
+            position = _POSITION.search(text)
+            where = position.group(0) if position is not None else ""
+            return cls(f"no view or table named {wanted!r}: {hint}{listing}{where}")
+        if "file system operations are disabled" in text:
+            return cls(
+                f"{_SUGGESTION.sub('', text)}: a query sees the store's views only; "
+                "read other files with DuckDB itself and join exported results there"
+            )
+        return cls(text)
+
+
+def require_read(connection: duckdb.DuckDBPyConnection, sql: str, names: Iterable[str]) -> None:
+    """Refuse everything but one reading statement.
+
+    Raises:
+        QueryError: the text is empty, cannot be parsed, holds several statements, or one that does not only read.
+    """
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise QueryError.from_duckdb(error, names) from error
+    if not statements:
+        raise QueryError("the query is empty: write for instance SELECT * FROM runs")
+    for statement in statements:
+        kind = statement.type
+        # MULTI is what PIVOT parses to: a temporary type, the query, and the type's end.
+        if kind not in (
+            duckdb.StatementType.SELECT,
+            duckdb.StatementType.EXPLAIN,
+            duckdb.StatementType.MULTI,
+        ):
+            raise QueryError.not_a_read(kind.name.replace("_", " "))
+    if len(statements) > 1:
+        raise QueryError(f"{len(statements)} statements in one query: send them one at a time")

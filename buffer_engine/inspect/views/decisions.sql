@@ -1,0 +1,2 @@
+-- Every verdict ever given, exactly as stored.
+SELECT * FROM raw.decisions

@@ -1,0 +1,2 @@
+-- Counted oddities, exactly as stored.
+SELECT * FROM raw.events

@@ -1,0 +1,76 @@
+-- One line per rollout with its task, current reward and fate: the view to start with.
+--   prompt: text of the last user message; empty when there is none
+--   response: text of the last assistant message; empty when there is none
+--   token_count: sampled tokens: those that may train
+--   total_tokens: prompt and sampled tokens
+--   status: new | kept | rejected | held
+--   fate: failed | rejected | held | new | trained | reserved | waiting (kept, free to train) | kept (other partitions)
+--   rejected_by: operator of the newest rejection; null unless rejected
+--   reason, detail: why it was rejected; null unless rejected
+--   uses: committed batches that trained the row
+--   trained_step: last committed optimizer step; null when never trained
+--   staleness: versions between sampling and the last committed batch; null when never trained
+WITH rejections AS (
+  SELECT experience_id, arg_max({'operator': operator, 'reason': reason, 'detail': detail}, row_order) AS last
+  FROM raw.decisions
+  WHERE verdict = 'reject'
+  GROUP BY experience_id
+),
+trainings AS (
+  SELECT experience_id, arg_max(staleness, step) AS staleness
+  FROM staleness
+  WHERE batch_status = 'committed'
+  GROUP BY experience_id
+)
+SELECT
+  rollouts.experience_id,
+  rollouts.run_id,
+  rollouts.partition,
+  rollouts.task_id,
+  tasks.taskset,
+  rollouts.group_id,
+  rollouts.group_size,
+  rollouts.attempt,
+  rollouts.sample_index,
+  rollouts.turn_index,
+  rollouts.explore_step,
+  rollouts.model_version,
+  rollouts.made_by,
+  rollouts.parent_id,
+  coalesce(list_filter(rollouts.messages, lambda message: message.role = 'user')[-1].content, '') AS prompt,
+  coalesce(list_filter(rollouts.messages, lambda message: message.role = 'assistant')[-1].content, '') AS response,
+  len(list_filter(rollouts.loss_mask, lambda trains: trains)) AS token_count,
+  len(rollouts.token_ids) AS total_tokens,
+  rollouts.prompt_length,
+  rollouts.stop_reason,
+  rollouts.eos_sampled,
+  rollouts.truncated,
+  rollouts.error,
+  rewards.reward,
+  rewards.solved,
+  state.status,
+  CASE
+    WHEN rollouts.error IS NOT NULL THEN 'failed'
+    WHEN state.uses > 0 THEN 'trained'
+    WHEN state.status <> 'kept' THEN state.status
+    WHEN state.reserved_by IS NOT NULL THEN 'reserved'
+    WHEN rollouts.partition = 'train' THEN 'waiting'
+    ELSE state.status
+  END AS fate,
+  CASE WHEN state.status = 'rejected' THEN rejections.last.operator END AS rejected_by,
+  CASE WHEN state.status = 'rejected' THEN rejections.last.reason END AS reason,
+  CASE WHEN state.status = 'rejected' THEN rejections.last.detail END AS detail,
+  state.uses,
+  state.reserved_by,
+  state.trained_step,
+  trainings.staleness,
+  state.sequence,
+  tasks.info_json AS task_info_json,
+  rollouts.info_json,
+  rollouts.created_at
+FROM raw.rollouts AS rollouts
+LEFT JOIN raw.tasks AS tasks USING (task_id)
+LEFT JOIN raw.rollout_state AS state USING (experience_id)
+LEFT JOIN rewards USING (experience_id)
+LEFT JOIN rejections USING (experience_id)
+LEFT JOIN trainings USING (experience_id)

@@ -1,0 +1,2 @@
+-- Weight versions, exactly as stored.
+SELECT * FROM raw.models

@@ -1,0 +1,46 @@
+-- Current reward of every rollout that has a score.
+--   reward: sum of weight x value over the newest version of each component with a weight other than 0; null when a value
+--     is missing, no component counts, or the rollout has an error
+--   solved: the component with the greatest weight reached 1 (with several: all of them); null where the reward is
+--   components: how many components count
+--   missing: how many of them have no value
+WITH newest AS (
+  SELECT
+    experience_id,
+    name,
+    arg_max({'value': value, 'weight': weight}, version) AS score
+  FROM raw.scores
+  GROUP BY ALL
+),
+counting AS (
+  SELECT rollouts.run_id, rollouts.error, experience_id, name, score.value AS value, score.weight AS weight
+  FROM newest
+  JOIN raw.rollouts AS rollouts USING (experience_id)
+  WHERE score.weight <> 0
+),
+-- A penalty never rises above 0: it cannot be what is solved, however heavy it is.
+ranked AS (
+  SELECT
+    run_id,
+    name,
+    max(value) AS best,
+    max(weight) = max(max(weight)) OVER (PARTITION BY run_id) AS is_heaviest
+  FROM counting
+  GROUP BY run_id, name
+),
+goals AS (
+  SELECT run_id, name, true AS is_goal FROM ranked WHERE is_heaviest AND best > 0
+)
+SELECT
+  experience_id,
+  any_value(counting.run_id) AS run_id,
+  CASE WHEN any_value(error) IS NULL AND count(value) = count(*) THEN fsum(weight * value) END AS reward,
+  CASE
+    WHEN any_value(error) IS NULL AND count(value) = count(*)
+    THEN coalesce(bool_and(value >= 1) FILTER (WHERE is_goal), false)
+  END AS solved,
+  count(*) AS components,
+  count(*) - count(value) AS missing
+FROM counting
+LEFT JOIN goals USING (run_id, name)
+GROUP BY experience_id

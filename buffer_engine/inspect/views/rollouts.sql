@@ -1,0 +1,2 @@
+-- Token sequences exactly as stored, one row each.
+SELECT * FROM raw.rollouts

@@ -1,0 +1,61 @@
+-- One line per run: how far it came.
+--   model_version: newest weights that exist
+--   steps: committed optimizer steps
+--   solve_rate_first, solve_rate_last: earliest and newest metric eval/.../solve_rate; null before an evaluation
+--   started_at, last_written_at: first and last moment a rollout, batch or metric was written
+WITH moments AS (
+  SELECT run_id, created_at AS moment FROM raw.rollouts
+  UNION ALL SELECT run_id, created_at FROM raw.models
+  UNION ALL SELECT run_id, created_at FROM raw.batches
+  UNION ALL SELECT run_id, recorded_at FROM raw.metrics
+),
+spans AS (
+  SELECT run_id, min(moment) AS started_at, max(moment) AS last_written_at FROM moments GROUP BY run_id
+),
+counts AS (
+  SELECT
+    rollouts.run_id,
+    count(*) AS rollouts,
+    count(rollouts.error) AS errors,
+    count(*) FILTER (WHERE rollouts.partition = 'eval') AS eval_rollouts,
+    count(*) FILTER (WHERE status = 'kept') AS kept,
+    count(*) FILTER (WHERE status = 'rejected') AS rejected,
+    count(*) FILTER (WHERE status = 'held') AS held,
+    count(*) FILTER (WHERE uses > 0) AS trained
+  FROM raw.rollouts AS rollouts
+  LEFT JOIN raw.rollout_state AS state USING (experience_id)
+  GROUP BY rollouts.run_id
+),
+weights AS (
+  SELECT run_id, max(version) AS model_version FROM raw.models GROUP BY run_id
+),
+committed AS (
+  SELECT run_id, count(*) AS steps FROM raw.batch_state WHERE status = 'committed' GROUP BY run_id
+),
+solving AS (
+  SELECT run_id, arg_min(value, step) AS solve_rate_first, arg_max(value, step) AS solve_rate_last
+  FROM metrics
+  WHERE name LIKE 'eval/%/solve_rate'
+  GROUP BY run_id
+)
+SELECT
+  spans.run_id,
+  weights.model_version,
+  coalesce(committed.steps, 0) AS steps,
+  coalesce(counts.rollouts, 0) AS rollouts,
+  coalesce(counts.eval_rollouts, 0) AS eval_rollouts,
+  coalesce(counts.errors, 0) AS errors,
+  coalesce(counts.kept, 0) AS kept,
+  coalesce(counts.rejected, 0) AS rejected,
+  coalesce(counts.held, 0) AS held,
+  coalesce(counts.trained, 0) AS trained,
+  solving.solve_rate_first,
+  solving.solve_rate_last,
+  spans.started_at,
+  spans.last_written_at
+FROM spans
+LEFT JOIN counts USING (run_id)
+LEFT JOIN weights USING (run_id)
+LEFT JOIN committed USING (run_id)
+LEFT JOIN solving USING (run_id)
+ORDER BY spans.started_at, spans.run_id

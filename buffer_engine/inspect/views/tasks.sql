@@ -1,0 +1,2 @@
+-- Things to attempt, exactly as stored.
+SELECT * FROM raw.tasks
