@@ -21,7 +21,8 @@ from buffer_engine.schema import BATCH_ROWS, BATCHES, DECISIONS
 from buffer_engine.store.base import ExperienceStore, ReadPolicy, Reservation
 from operators.frame import current_reward
 from pipelines.clock import code_commit, now
-from trainers.advantages.compute import compute_advantages
+from trainers.advantages import compute_advantages
+from trainers.algorithms.base import Algorithm
 from trainers.base import BATCH_SCHEMA, TrainBatch
 
 PAYLOAD = ("experience_id", "group_id", "made_by", "token_ids", "loss_mask", "logprobs", "model_version", "error")
@@ -47,7 +48,7 @@ def build_manifest(
     reservation: Reservation,
     *,
     step: int,
-    algorithm: Any,
+    algorithm: Algorithm[Any],
     policy: ReadPolicy,
     config_hash: str,
     seed: int,
@@ -66,16 +67,16 @@ def build_manifest(
     )
     unusable: pa.Table | None = None
     counts: dict[str, int] = {}
-    if algorithm.needs_reward:
+    if algorithm.needs.reward:
         missing = frame.filter(pl.col("reward").is_null())
         if missing.height:
             counts["no_reward"] = missing.height
             unusable = _rejections(missing["experience_id"].to_list(), reservation.run_id, reservation.batch_id)
             frame = frame.filter(pl.col("reward").is_not_null())
     advantages = pl.Series("advantage", [None] * frame.height, dtype=pl.Float64)
-    if algorithm.advantage is not None:
+    if algorithm.needs.advantages:
         result = compute_advantages(
-            algorithm.advantage, frame.select("experience_id", "group_id", "reward", "error")
+            algorithm.config.advantage, frame.select("experience_id", "group_id", "reward", "error")
         )
         advantages = result.advantages.alias("advantage")
         counts.update(result.counts)
@@ -100,7 +101,7 @@ def build_manifest(
             "run_id": [reservation.run_id],
             "step": [step],
             "model_version": [reservation.model_version],
-            "algorithm": [algorithm.type],
+            "algorithm": [algorithm.config.type],
             "rows": [frame.height],
             "trained_tokens": [trained],
             "config_hash": [config_hash],

@@ -31,6 +31,8 @@ from pipelines.exploration import explore_groups
 from pipelines.importing import import_all
 from pipelines.metrics import MetricWriter
 from pipelines.progress import Progress
+from trainers.algorithms.base import Algorithm
+from trainers.registry import ALGORITHMS
 
 
 @dataclass(slots=True)
@@ -63,7 +65,9 @@ class Loop:
         self._cursors = RunCursors(assembly.run_id)
         trainer: Any = assembly.spec.trainer
         self._read: ReadPolicy = trainer.read if trainer is not None else ReadPolicy()
-        self._algorithm: Any = trainer.algorithm if trainer is not None else None
+        self._algorithm: Algorithm[Any] | None = (
+            ALGORITHMS.load(trainer.algorithm.type)(trainer.algorithm) if trainer is not None else None
+        )
         self._checkpoint_every: int = trainer.checkpoint.every_steps if trainer is not None else 0
         self._checkpoints = CheckpointFolder(
             assembly.folder, assembly.run_id, keep=trainer.checkpoint.keep if trainer is not None else 1
@@ -238,6 +242,7 @@ class Loop:
         )
         if reservation is None:
             return None
+        assert self._algorithm is not None
         manifest = build_manifest(
             self._store,
             reservation,
