@@ -7,7 +7,7 @@ schema `raw`; the views beside it add what has to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -92,7 +92,7 @@ class Inspection:
             return relation.to_arrow_table()
 
     @contextmanager
-    def stream(self, sql: str, *, rows: int = 65_536) -> Iterator[pa.RecordBatchReader]:
+    def stream(self, sql: str, *, rows: int = 65_536) -> Generator[pa.RecordBatchReader]:
         """Run one reading statement and hand out its rows in batches of `rows`, for results larger than memory.
 
         No other query can run until the block is left.
@@ -139,7 +139,7 @@ class Inspection:
         self.close()
 
     @contextmanager
-    def _reading(self, sql: str) -> Iterator[None]:
+    def _reading(self, sql: str) -> Generator[None]:
         names = list(views())
         require_read(self._connection, sql, names)
         # EXPLAIN ANALYZE runs what it explains; in a read-only transaction that cannot be a write either.

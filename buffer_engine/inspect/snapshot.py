@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from buffer_engine.errors import StoreBusyError, StoreError
 from buffer_engine.schema import TABLES
@@ -68,4 +67,5 @@ def _bookkeeping(store: ExperienceStore) -> tuple[int, pa.Table, pa.Table]:
 
 
 def _only(state: pa.Table, key: str, rows: pa.Table) -> pa.Table:
-    return state.filter(pc.is_in(state.column(key), value_set=rows.column(key).combine_chunks()))
+    known = rows.select([key])
+    return state.join(known, key, join_type="left semi")

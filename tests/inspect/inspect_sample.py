@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+
 from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, TABLES
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -304,11 +305,24 @@ STATE_ROWS = [
     state("e0", 7, "kept"),
 ]
 
+
+def batch_state(number: int, status: str, rows: int, *, reserved: int, committed: int | None) -> dict[str, Any]:
+    return {
+        "batch_id": f"batch-{number}",
+        "run_id": "r1",
+        "status": status,
+        "step": number if committed is not None else None,
+        "rows": rows,
+        "reserved_at": at(reserved),
+        "committed_at": None if committed is None else at(committed),
+    }
+
+
 BATCH_STATE_ROWS = [
-    {"batch_id": "batch-1", "run_id": "r1", "status": "committed", "step": 1, "rows": 2, "reserved_at": at(5), "committed_at": at(6)},
-    {"batch_id": "batch-2", "run_id": "r1", "status": "committed", "step": 2, "rows": 1, "reserved_at": at(6), "committed_at": at(7)},
-    {"batch_id": "batch-3", "run_id": "r1", "status": "reserved", "step": None, "rows": 1, "reserved_at": at(8), "committed_at": None},
-]  # fmt: skip
+    batch_state(1, "committed", 2, reserved=5, committed=6),
+    batch_state(2, "committed", 1, reserved=6, committed=7),
+    batch_state(3, "reserved", 1, reserved=8, committed=None),
+]
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "tasks": TASK_ROWS,
