@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -135,8 +135,15 @@ class Engine(Protocol):
         """Text of sampled ids, special tokens left out."""
         ...
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Continue all sequences; a request that cannot be served comes back with `error`, the others go on."""
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, cancelled: Callable[[int], bool] | None = None
+    ) -> list[Generation]:
+        """Continue all sequences; a request that cannot be served comes back with `error`, the others go on.
+
+        Called from a thread, one call at a time. The engine asks `cancelled(index of the request)` as it goes; where
+        that is true it stops working on the request and returns it with an `error` that begins with `cancelled`. An
+        `error` has the form `kind: message`, kind `context` for a prompt that does not fit.
+        """
         ...
 
     def load_weights(self, weights: WeightVersion) -> None:

@@ -1,0 +1,13 @@
+"""What the configuration of every model has."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from buffer_engine.config import ComponentConfig
+
+
+class ModelConfig(ComponentConfig):
+    """Base of a model's configuration; each type adds its own fields."""
+
+    type: str = Field(description="name of the model type in the registry")
