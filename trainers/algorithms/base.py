@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buffer_engine.config import ComponentConfig
+from trainers.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +25,32 @@ class AlgorithmConfig(ComponentConfig):
     """Base of the configuration of an algorithm; `type` names it."""
 
     type: Any  # a Literal in every subclass
+
+    @property
+    def needs(self) -> Needs:
+        """What rows must carry for this algorithm; imports no torch."""
+        algorithm: Algorithm[AlgorithmConfig] = ALGORITHMS.load(self.type)(self)
+        return algorithm.needs
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether rows need a reward."""
+        return self.needs.reward
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether trained tokens need the sampler's log-probs."""
+        return self.needs.logprobs
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether groups must be whole in a batch."""
+        return self.needs.groups
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the start weights are kept beside the trained ones."""
+        return self.needs.reference
 
 
 @dataclass(frozen=True, slots=True)

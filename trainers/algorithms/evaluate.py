@@ -94,7 +94,7 @@ def evaluate_loss(config: AlgorithmConfig, fixture: LossFixture) -> LossEvaluati
     gradient = logprobs.grad if logprobs.grad is not None else torch.zeros_like(logprobs)
     bounds = list(pairwise(np.concatenate([[0], np.cumsum(lengths)]).tolist()))
     return LossEvaluation(
-        loss=float(output.loss),
+        loss=float(output.loss.detach()),
         per_token=[output.per_token[start:end].tolist() for start, end in bounds],
         gradient=[gradient[start:end].tolist() for start, end in bounds],
         metrics={name: float(total) / denominators.tokens for name, total in output.sums.items()},

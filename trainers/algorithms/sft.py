@@ -17,6 +17,11 @@ class SFTConfig(AlgorithmConfig):
     aggregate: Aggregation = "token_mean"
     loss_norm: float | None = Field(default=None, gt=0, description="tokens that seq_mean_token_sum_norm divides by")
 
+    @property
+    def advantage(self) -> None:
+        """None: the algorithm uses no advantages."""
+        return None
+
     @model_validator(mode="after")
     def _norm_belongs_to_its_aggregation(self) -> Self:
         if (self.aggregate == "seq_mean_token_sum_norm") != (self.loss_norm is not None):
