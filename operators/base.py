@@ -29,7 +29,9 @@ class OperatorConfig(ComponentConfig):
     type: str = Field(description="name of the operator in the registry")
     id: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="name in reports; default: the type")
     where: str | None = Field(None, description="SQL condition; rows that do not match pass through untouched")
-    on_error: ErrorPolicy = Field("reject", description="a row on which the operator fails: stop, reject it, or hold it")
+    on_error: ErrorPolicy = Field(
+        "reject", description="a row on which the operator fails: stop, reject it, or hold it"
+    )
 
     @property
     def name(self) -> str:
@@ -54,20 +56,27 @@ class Contract:
         reads: columns it needs (see `operators.frame`; task info keys and earlier components are columns too).
         writes: columns it adds or replaces for later operators, with their type.
         scores: components it writes (each becomes a Float64 column for later operators).
-        scope: `row` (each row alone) or `group` (needs whole groups).
+        scope: `row` (each row alone), `group` (needs whole groups) or `frame` (needs every row of the pass, as
+            deduplication does).
         drops, holds, masks, adds: doors it may use besides keep.
         cost: how it runs: `expression` (vectorised Polars), `python` (rows in a process), `model` (calls a model).
+        over: which rows it is shown: `survivors` of the operators before it, or `all` rows that passed the intake, with
+            the column `alive` telling them apart; only living rows may be judged, scored or replaced.
+        shapes: its components push the reward about (a length penalty) rather than measure the answer, so a group
+            filter must not look at them.
     """
 
     reads: frozenset[str]
     writes: Mapping[str, pl.DataType] = field(default_factory=dict)
     scores: tuple[str, ...] = ()
-    scope: Literal["row", "group"] = "row"
+    scope: Literal["row", "group", "frame"] = "row"
     drops: bool = False
     holds: bool = False
     masks: bool = False
     adds: bool = False
     cost: Literal["expression", "python", "model"] = "expression"
+    over: Literal["survivors", "all"] = "survivors"
+    shapes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class Context:
     model_version: int
     step: int
     history: Callable[[Sequence[str]], pl.DataFrame] = field(
-        default=lambda columns: pl.DataFrame(schema={name: pl.String for name in ("experience_id", *columns)})
+        default=lambda columns: pl.DataFrame(schema=dict.fromkeys(("experience_id", *columns), pl.String))
     )
 
 
@@ -106,8 +115,10 @@ class Result:
         columns: derived or replaced columns, each of the frame's height, for later operators of the same pass only.
         scores: component name → Float64 series of the frame's height; null = looked at, could not be scored.
         scored: rows to which `scores` apply (bool of the frame's height); None: all of them.
-        verdicts: columns row (UInt32 index into the frame), verdict, reason, detail (null), ref_id (null); one line a row.
-        added: new rows: column parent (UInt32 index) and messages (list of struct role, content); None: none.
+        verdicts: columns row (UInt32 index into the frame), verdict, reason, detail (null), ref_id (null); a row has
+            one line at most.
+        added: new rows: column parent (UInt32 index) and messages (list of struct with at least role and content);
+            None: none.
         errors: rows on which the operator failed.
         comments: experience row → text kept with its score.
     """
@@ -158,7 +169,7 @@ class Operator(ABC, Generic[ConfigT]):
 
     def close(self) -> None:
         """Free what `apply` set up. The default holds nothing."""
-        return None
+        return
 
 
 def operator_type(operator: Operator[Any]) -> str:

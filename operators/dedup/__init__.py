@@ -1,0 +1,1 @@
+"""Operators that compare rows with each other and with the past."""

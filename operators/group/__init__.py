@@ -1,0 +1,1 @@
+"""Operators that judge whole groups."""

@@ -1,0 +1,28 @@
+"""The shipped operators by name; nothing is imported until a name is used."""
+
+from __future__ import annotations
+
+from buffer_engine.registry import Registry
+
+OPERATORS = Registry(
+    "operator",
+    "operators",
+    {
+        "normalize_text": "operators.clean.normalize_text:NormalizeText",
+        "length_filter": "operators.filter.length_filter:LengthFilter",
+        "reward_filter": "operators.filter.reward_filter:RewardFilter",
+        "staleness_filter": "operators.filter.staleness_filter:StalenessFilter",
+        "truncated_mask": "operators.filter.truncated_mask:TruncatedMask",
+        "regex_or_exact_match": "operators.score.regex_or_exact_match:RegexOrExactMatch",
+        "math_verify": "operators.score.math_verify:MathVerify",
+        "reasoning_gym_answer": "operators.score.reasoning_gym_answer:ReasoningGymAnswer",
+        "parsable": "operators.score.parsable:Parsable",
+        "ended": "operators.score.ended:Ended",
+        "reward_shape": "operators.reward.reward_shape:RewardShape",
+        "overlong_penalty": "operators.reward.overlong_penalty:OverlongPenalty",
+        "exact_dedup": "operators.dedup.exact_dedup:ExactDedup",
+        "group_reward_std": "operators.group.group_reward_std:GroupRewardStd",
+        "sql": "operators.select.sql:Sql",
+    },
+)
+"""Every operator that a pipeline can name; plug-ins join through the entry point group `buffer_engine.operators`."""

@@ -1,0 +1,1 @@
+"""Operators that shape the reward out of what was measured."""

@@ -1,0 +1,1 @@
+"""Operators that measure an answer: each writes one component."""

@@ -1,0 +1,1 @@
+"""Operators that choose rows by a query."""
