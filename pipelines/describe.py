@@ -180,7 +180,8 @@ def _yaml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, BaseModel):
-        inner = [f"{key}: {_yaml(getattr(value, key))}" for key in value.model_fields_set]
+        shown = [key for key in type(value).model_fields if key == "type" or key in value.model_fields_set]
+        inner = [f"{key}: {_yaml(getattr(value, key))}" for key in shown]
         return "{" + ", ".join(inner) + "}" if inner else "{}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in cast("Mapping[str, Any]", value).items()) + "}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +41,7 @@ class LoadedSpec:
         text: the file as read, without overrides.
         resolved: plain data of the specification with every default filled in; what is saved with a run.
         config_hash: digest of `resolved` without the store's path; equal for equal experiments.
-        overrides: the `--set` values used.
+        draft: the reading it came from, for messages that point into the file.
     """
 
     spec: Spec
@@ -50,7 +50,7 @@ class LoadedSpec:
     text: str
     resolved: dict[str, Any]
     config_hash: str
-    overrides: tuple[str, ...] = ()
+    draft: Draft = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,14 @@ class Draft:
     document: Document
     data: Mapping[str, Any]
     overridden: Overridden
-    overrides: tuple[str, ...]
     problems: tuple[Problem, ...]
     spec: Spec | None
     operators: tuple[int, ...]
+
+    def names(self, section: str) -> tuple[str, ...]:
+        """Names written under `models`, `tasks` or `imports`, whether or not what they name is valid."""
+        written = self.data.get(section)
+        return tuple(cast("Mapping[str, Any]", written)) if isinstance(written, Mapping) else ()
 
     def problem(self, path: PathParts, message: str, fix: str = "") -> Problem:
         """A problem at `path`, with its line, or the override that gave the value."""
@@ -118,7 +122,7 @@ def loaded(draft: Draft) -> LoadedSpec:
         text=draft.document.text,
         resolved=resolved,
         config_hash=hash_of(resolved),
-        overrides=draft.overrides,
+        draft=draft,
     )
 
 
@@ -131,12 +135,12 @@ def read_draft(path: Path | str, *, overrides: Sequence[str] = ()) -> Draft:
     file = Path(path)
     document = read_document(file)
     overridden = apply_overrides(document.data, overrides)
-    draft = Draft(file, document, overridden.data, overridden, tuple(overrides), (), None, ())
+    draft = Draft(file, document, overridden.data, overridden, (), None, ())
     found, spec, operators = _validate(overridden.data)
     problems = [*overridden.problems]
     problems += [draft.problem(complaint.path, complaint.message, complaint.fix) for complaint in found]
     problems += [draft.problem(path, problem.message, problem.fix) for path, problem in secret_problems(draft.data)]
-    return Draft(file, document, draft.data, overridden, draft.overrides, ordered(problems), spec, operators)
+    return Draft(file, document, draft.data, overridden, ordered(problems), spec, operators)
 
 
 def ordered(problems: Sequence[Problem]) -> tuple[Problem, ...]:

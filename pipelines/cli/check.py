@@ -21,7 +21,7 @@ def check(
         bool, typer.Option("--print", help="print the whole specification with every default instead of the summary")
     ] = False,
 ) -> None:
-    """Check a specification and say what it would do. All problems are reported at once, on stderr, with exit code 2."""
+    """Check a specification and say what it would do. All problems are reported at once on stderr; exit code 2."""
     plan = check_file(file, overrides=tuple(set_values or ()))
     print_problems(plan.warnings, file=file, kind="warning")
     print_text(resolved_yaml(plan.spec).rstrip("\n") if print_resolved else plan.summary)

@@ -29,8 +29,8 @@ class Shadow:
             return f"package {self.package!r} cannot be imported; it should be {ours} → install buffer-engine again"
         return (
             f"{self.found} is imported in place of {ours}: a folder of yours has the name of a package of "
-            f"buffer-engine and comes first on Python's path → run `buffer-engine` (not `python -m`) from another folder, take "
-            f"{self.found.parent} out of PYTHONPATH, or rename the folder"
+            f"buffer-engine and comes first on Python's path → run `buffer-engine` (not `python -m`) from another "
+            f"folder, take {self.found.parent} out of PYTHONPATH, or rename the folder"
         )
 
 
