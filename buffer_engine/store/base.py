@@ -124,9 +124,7 @@ class ExperienceStore(Protocol):
         """Append to one table; see `append_all`."""
         ...
 
-    def append_all(
-        self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None
-    ) -> AppendReceipt:
+    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
         """Append to several tables and move named cursors, all or nothing; durable when it returns.
 
         Columns may come in any order and nullable columns may be missing (null). A key stored before with the same

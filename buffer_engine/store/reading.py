@@ -1,0 +1,202 @@
+"""Frames for reading: mapped segment files, checksums on first touch, and rows by place.
+
+Payload is never copied on the way to a record batch. A frame is checked once per process before anything decodes it;
+a damaged one raises where it is touched and hides no other.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import pyarrow as pa
+
+from buffer_engine.errors import CorruptSegmentError, SchemaError, did_you_mean
+from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.faults import explained
+from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.segments import frame_checksum
+
+_DECODED_FRAMES = 4096
+FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One committed record batch: where it lies and what its bytes must hash to."""
+
+    frame_id: int
+    table: str
+    segment: str
+    offset: int
+    length: int
+    rows: int
+    version: int
+    xxh3: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    data: pa.Buffer
+    schema: pa.Schema
+
+
+def frames_of(
+    connection: sqlite3.Connection, table: str, *, after: int = 0, until: int | None = None
+) -> Iterator[Frame]:
+    """A table's frames committed at versions in (after, until], in commit order."""
+    found = connection.execute(
+        f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
+        "WHERE f.tbl = ? AND f.version > ? AND f.version <= ? ORDER BY f.frame_id",
+        (table, after, 2**62 if until is None else until),
+    ).fetchall()
+    return (Frame(*row) for row in found)
+
+
+def frames_by_id(connection: sqlite3.Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
+    """Frames by their ids."""
+    wanted = "[" + ",".join(str(frame_id) for frame_id in set(frame_ids)) + "]"
+    found = connection.execute(
+        f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
+        "WHERE f.frame_id IN (SELECT value FROM json_each(?))",
+        (wanted,),
+    )
+    return {row[0]: Frame(*row) for row in found}
+
+
+class SegmentReader:
+    """Maps segment files and decodes frames from them; safe to share between threads."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._maps: dict[str, _Mapped] = {}
+        self._decoded: dict[int, pa.RecordBatch] = {}
+        self._checked: set[int] = set()
+
+    def batch(self, frame: Frame) -> pa.RecordBatch:
+        """The rows of a frame with the table's current schema, zero copy.
+
+        Raises:
+            CorruptSegmentError: the file is gone or shorter than the frame, or the bytes have changed.
+        """
+        with self._lock:
+            known = self._decoded.get(frame.frame_id)
+            if known is not None:
+                return known
+            decoded = self._decode(frame)
+            if len(self._decoded) >= _DECODED_FRAMES:
+                self._decoded.pop(next(iter(self._decoded)))
+            self._decoded[frame.frame_id] = decoded
+            return decoded
+
+    def close(self) -> None:
+        """Forget maps and batches; what callers still hold stays mapped until they let go."""
+        with self._lock:
+            self._maps.clear()
+            self._decoded.clear()
+
+    def _decode(self, frame: Frame) -> pa.RecordBatch:
+        mapped = self._map(frame)
+        data = mapped.data.slice(frame.offset, frame.length)
+        if frame.frame_id not in self._checked:
+            found = frame_checksum(memoryview(data))
+            if found != frame.xxh3:
+                raise CorruptSegmentError(
+                    f"{_place(self._layout, frame)}: the bytes have changed since they were written "
+                    f"(XXH3 {found & (2**64 - 1):016x}, expected {frame.xxh3 & (2**64 - 1):016x}); "
+                    f"{frame.rows} rows of {frame.table} are damaged, all others stay readable: restore this file "
+                    "from a copy"
+                )
+            self._checked.add(frame.frame_id)
+        return present(pa.ipc.read_record_batch(data, mapped.schema), TABLES[frame.table])
+
+    def _map(self, frame: Frame) -> _Mapped:
+        end = frame.offset + frame.length
+        mapped = self._maps.get(frame.segment)
+        if mapped is not None and mapped.data.size >= end:
+            return mapped
+        path = self._layout.segment(frame.segment)
+        if not path.exists():
+            raise CorruptSegmentError(f"{_place(self._layout, frame)}: the file is missing; restore it from a copy")
+        if path.stat().st_size < end:
+            raise CorruptSegmentError(
+                f"{_place(self._layout, frame)}: the file has {path.stat().st_size} bytes and the frame ends at {end}; "
+                "restore it from a copy"
+            )
+        with explained(path, "map a segment"):
+            file = pa.memory_map(str(path), "r")
+            data = file.read_buffer(file.size())
+        try:
+            schema = pa.ipc.read_schema(pa.BufferReader(data))
+        except pa.ArrowInvalid as error:
+            raise CorruptSegmentError(
+                f"{path}: the schema at the start of the file is damaged ({error}); restore the file from a copy"
+            ) from error
+        if schema.equals(TABLES[frame.table].schema, check_metadata=True):
+            schema = TABLES[frame.table].schema
+        mapped = _Mapped(data, schema)
+        self._maps[frame.segment] = mapped
+        return mapped
+
+
+def _place(layout: StoreLayout, frame: Frame) -> str:
+    return f"{layout.segment(frame.segment)}: frame at offset {frame.offset}, length {frame.length}"
+
+
+def present(batch: pa.RecordBatch, spec: TableSpec) -> pa.RecordBatch:
+    """A batch with the table's current schema: a column added since it was written is null."""
+    if batch.schema is spec.schema or batch.schema.equals(spec.schema, check_metadata=True):
+        return batch
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in spec.schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=spec.schema)
+
+
+def wanted_columns(spec: TableSpec, columns: Sequence[str] | None) -> list[str] | None:
+    """`columns` as a list, checked.
+
+    Raises:
+        SchemaError: the table has no such column.
+    """
+    if columns is None:
+        return None
+    for name in columns:
+        if name not in spec.schema.names:
+            raise SchemaError(f"{spec.name}: unknown column {name!r}: {did_you_mean(name, spec.schema.names)}")
+    return list(columns)
+
+
+def schema_of(spec: TableSpec, columns: Sequence[str] | None) -> pa.Schema:
+    """The schema that a read of `columns` has."""
+    if columns is None:
+        return spec.schema
+    return pa.schema([spec.schema.field(name) for name in columns], metadata=spec.schema.metadata)
+
+
+def rows_at(
+    reader: SegmentReader,
+    frames: dict[int, Frame],
+    places: Sequence[tuple[int, int]],
+    spec: TableSpec,
+    columns: Sequence[str] | None,
+) -> pa.Table:
+    """Rows by (frame id, row in frame), in the order asked; runs of neighbours are one slice."""
+    slices: list[pa.RecordBatch] = []
+    # consecutive rows of one frame keep `row - position in the request` constant
+    numbered = enumerate(places)
+    for (frame_id, _), run in groupby(numbered, key=lambda item: (item[1][0], item[1][1] - item[0])):
+        rows = [row for _, (_, row) in run]
+        batch = reader.batch(frames[frame_id])
+        if columns is not None:
+            batch = batch.select(columns)
+        slices.append(batch.slice(rows[0], len(rows)))
+    schema = schema_of(spec, columns)
+    table = pa.Table.from_batches(slices, schema=schema)
+    # one chunk is what consumers want; above this, 32-bit offsets could overflow
+    return table.combine_chunks() if len(slices) > 1 and table.nbytes < 1 << 30 else table

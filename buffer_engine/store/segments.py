@@ -1,0 +1,175 @@
+"""Segment files for writing: per process and table, one Arrow IPC stream that only ever grows.
+
+The schema message comes first and each append adds record-batch messages, so any Arrow reader opens the file. Space
+is allocated ahead in zeros, which a stream reader takes as the end and which keeps `fdatasync` from having to record a
+new file size each time. Nothing is truncated or rewritten: other processes have these files mapped. After a failed
+write the file is left as it is and the next append starts a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from buffer_engine.errors import StoreError
+from buffer_engine.schema import TABLES
+from buffer_engine.store.base import Durability
+from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.faults import explained
+from buffer_engine.store.layout import new_writer_id, segment_name
+
+SEGMENT_BYTES = 256 << 20
+"""A segment that would grow past this is closed and a new one begun (one frame may be larger)."""
+
+_AHEAD_HEAVY = 4 << 20
+_AHEAD_NARROW = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRef:
+    """Where a record batch lies: written and (after `sync`) durable, but invisible until the catalog lists it."""
+
+    table: str
+    segment_id: int
+    offset: int
+    length: int
+    rows: int
+    xxh3: int
+
+
+def frame_checksum(data: memoryview) -> int:
+    """XXH3-64 of a frame as the signed integer that SQLite stores."""
+    digest = xxhash.xxh3_64_intdigest(data)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest
+
+
+class _Segment:
+    """One open segment file of this process."""
+
+    def __init__(self, path: Path, segment_id: int, table: str) -> None:
+        self.path = path
+        self.segment_id = segment_id
+        self.offset = 0
+        self._allocated = 0
+        self._ahead = _AHEAD_HEAVY if table in ("rollouts", "tasks") else _AHEAD_NARROW
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: memoryview) -> int:
+        """Add bytes at the end and return where they start."""
+        start, end = self.offset, self.offset + len(data)
+        if end > self._allocated:
+            os.posix_fallocate(self.fd, self._allocated, end + self._ahead - self._allocated)
+            self._allocated = end + self._ahead
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self.fd, data[written:], start + written)
+        self.offset = end
+        return start
+
+
+class SegmentWriter:
+    """The segment files that this process writes, one per table."""
+
+    def __init__(self, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._catalog = catalog
+        self._layout = catalog.layout
+        self._power = durability == "power"
+        self._segment_bytes = segment_bytes
+        self._writer_id = new_writer_id()
+        self._count = 0
+        self._open: dict[str, _Segment] = {}
+        self._dirty: set[str] = set()
+
+    def ensure(self, table: str, *, room: int = 0) -> None:
+        """Have a segment of `table` open with room for `room` more bytes, beginning a new file when needed.
+
+        The catalog learns the name before the file exists, so a process killed in between leaves no unknown file.
+        """
+        segment = self._open.get(table)
+        if segment is not None and segment.offset + room <= self._segment_bytes:
+            return
+        if segment is not None:
+            self._sync_one(table)
+            self._leave(table)
+        self._count += 1
+        name = segment_name(table, self._writer_id, self._count)
+        with self._catalog.transaction(f"begin a segment of {table}") as connection:
+            connection.execute(
+                "INSERT INTO segments (tbl, name, writer) VALUES (?, ?, ?)", (table, name, self._writer_id)
+            )
+            (segment_id,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        path = self._layout.segment(name)
+        with explained(path, "begin a segment"):
+            made = not path.parent.exists()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            segment = _Segment(path, segment_id, table)
+            self._open[table] = segment
+            try:
+                segment.write(memoryview(TABLES[table].schema.serialize()))
+                if self._power:
+                    _sync_folder(path.parent)
+                    if made:
+                        _sync_folder(self._layout.segments)
+                        _sync_folder(self._layout.root)
+            except OSError:
+                self._leave(table)
+                raise
+
+    def write(self, table: str, batch: pa.RecordBatch, *, may_roll: bool = True) -> FrameRef:
+        """Append one record batch; `may_roll=False` inside a catalog transaction, after `ensure`.
+
+        Raises:
+            StoreError: the disk is full or failing; the segment is left and the next write begins a new one.
+        """
+        data = memoryview(batch.serialize())
+        if may_roll:
+            self.ensure(table, room=len(data))
+        segment = self._open.get(table)
+        if segment is None:
+            raise StoreError(f"{self._layout.root}: no segment of {table} is open; repeat the write")
+        self._dirty.add(table)
+        try:
+            with explained(segment.path, f"write {batch.num_rows} rows of {table}"):
+                offset = segment.write(data)
+        except StoreError:
+            self._leave(table)
+            raise
+        return FrameRef(table, segment.segment_id, offset, len(data), batch.num_rows, frame_checksum(data))
+
+    def sync(self) -> None:
+        """Make every frame written since the last call durable against loss of power (durability `power` only)."""
+        for table in sorted(self._dirty):
+            self._sync_one(table)
+
+    def close(self) -> None:
+        """Close the files; a later write begins new ones."""
+        for table in list(self._open):
+            self._leave(table)
+
+    def _sync_one(self, table: str) -> None:
+        if self._power and table in self._dirty:
+            segment = self._open[table]
+            try:
+                with explained(segment.path, f"make rows of {table} durable"):
+                    os.fdatasync(segment.fd)
+            except StoreError:
+                self._leave(table)  # after a failed sync the page cache says nothing about the disk
+                raise
+        self._dirty.discard(table)
+
+    def _leave(self, table: str) -> None:
+        segment = self._open.pop(table)
+        self._dirty.discard(table)
+        os.close(segment.fd)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
