@@ -72,14 +72,15 @@ def _fit_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
     unknown = sorted(set(given) - {field.name for field in wanted})
     if unknown:
         raise Misfit(f"unknown field {unknown[0]!r}; known: {', '.join(field.name for field in wanted)}")
-    valid = array.is_valid()
     children: list[pa.Array] = []
     for field in wanted:
         child = given.get(field.name)
         fitted = pa.nulls(len(array), field.type) if child is None else fit(child, field.type)
-        if not field.nullable and pc.any(pc.and_(valid, fitted.is_null())).as_py():
+        if not field.nullable and fitted.null_count and pc.any(pc.and_(array.is_valid(), fitted.is_null())).as_py():
             raise Misfit(f"field {field.name!r} is null or missing")
         children.append(fitted)
+    if source.equals(target) and all(fitted is given[field.name] for field, fitted in zip(wanted, children, strict=True)):
+        return array
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=wanted, mask=mask)
 

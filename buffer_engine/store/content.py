@@ -69,7 +69,7 @@ def _lay_out(
         starts = np.frombuffer(offsets, dtype=np.int32)[joined.offset : joined.offset + len(joined) + 1]
         ranges.append((memoryview(data if data is not None else b""), starts[bounds].tolist()))
     for column in level.lists:
-        lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        lengths = _filled(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         offsets_of_lists = np.zeros(len(column) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets_of_lists[1:])
         _lay_out([column.flatten()], offsets_of_lists[bounds], ranges, elements=True)
@@ -78,26 +78,34 @@ def _lay_out(
 def _sort_in(column: pa.Array, level: _Level, *, marked: bool) -> None:
     kind = column.type
     if pt.is_struct(kind):
-        level.fixed.append(_bytes_of(column.is_valid().cast(pa.uint8())))
+        level.fixed.append(_marks(column))
         for child in column.flatten():
             _sort_in(child, level, marked=True)
     elif pt.is_list(kind):
-        level.fixed.append(_bytes_of(pc.list_value_length(column).fill_null(-1)))
+        level.fixed.append(_bytes_of(_filled(pc.list_value_length(column), -1)))
         level.lists.append(column)
     elif pt.is_string(kind):
-        level.fixed.append(_bytes_of(pc.binary_length(column).fill_null(-1)))
+        level.fixed.append(_bytes_of(_filled(pc.binary_length(column), -1)))
         level.texts.append(column)
     elif pt.is_boolean(kind):
-        level.fixed.append(_bytes_of(column.cast(pa.uint8()).fill_null(2)))
+        level.fixed.append(_bytes_of(_filled(column.cast(pa.uint8()), 2)))
     elif pt.is_floating(kind):
-        level.fixed.append(_bytes_of(column.fill_null(_NULL_FLOAT)))
+        level.fixed.append(_bytes_of(_filled(column, _NULL_FLOAT)))
     else:
-        whole = column.cast(pa.int64()) if pt.is_timestamp(kind) else column
-        if whole.null_count:
-            whole = whole.fill_null(0)
-        level.fixed.append(_bytes_of(whole))
+        level.fixed.append(_bytes_of(_filled(column.cast(pa.int64()) if pt.is_timestamp(kind) else column, 0)))
         if marked:  # tells null from 0
-            level.fixed.append(_bytes_of(column.is_valid().cast(pa.uint8())))
+            level.fixed.append(_marks(column))
+
+
+def _filled(array: pa.Array, value: float) -> pa.Array:
+    return array.fill_null(value) if array.null_count else array
+
+
+def _marks(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """One byte per element: 1 where it has a value."""
+    if not array.null_count:
+        return np.ones((len(array), 1), dtype=np.uint8)
+    return _bytes_of(array.is_valid().cast(pa.uint8()))
 
 
 def _bytes_of(array: pa.Array) -> npt.NDArray[np.uint8]:
