@@ -7,6 +7,7 @@ token of a reply carries the log-probability of the choice and the others are ce
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import time
@@ -220,8 +221,8 @@ def _bytes(text: str) -> tuple[int, ...]:
 
 def _last_turn(prompt_ids: Sequence[int]) -> str:
     """Text of the last turn of a rendered prompt that is not the assistant's."""
-    turns = bytes(token - FIRST_BYTE if token >= FIRST_BYTE else 0 for token in prompt_ids).split(b"\0")
-    spoken = [turn.decode("utf-8", "replace") for turn in turns if turn and turn != b"\n"]
+    pieces = itertools.groupby(prompt_ids, key=lambda token: token >= FIRST_BYTE)
+    spoken = [bytes(token - FIRST_BYTE for token in piece).decode("utf-8", "replace") for text, piece in pieces if text]
     for turn in reversed(spoken):
         role, _, content = turn.partition("\n")
         if role in ("user", "tool", "system"):

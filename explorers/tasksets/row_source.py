@@ -1,0 +1,129 @@
+"""Rows of a JSONL or Parquet file with their position, and the types of their columns from the head alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from buffer_engine.errors import TasksetError
+
+Row = tuple[str, Mapping[str, Any]]
+"""Where a row is (`file:line` or `file row n`) and its values."""
+
+HEAD_ROWS = 200
+"""Rows looked at to learn a JSONL file's columns."""
+
+
+def read_jsonl(path: Path) -> Iterator[Row]:
+    """One row per line; blank lines are passed over.
+
+    Raises:
+        TasksetError: no such file, it cannot be read, or a line is not a JSON object; names file and line.
+    """
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+    except OSError as error:
+        raise TasksetError(f"{path} cannot be read: {error.strerror or error} → check the path") from error
+
+
+def _object(line: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise TasksetError(f"{where}: not JSON ({error}) → each line must be one JSON object") from error
+    if not isinstance(value, dict):
+        raise TasksetError(f"{where}: a JSON {type(value).__name__} → each line must be one JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """One row per row, 0-based.
+
+    Raises:
+        TasksetError: no such file, or it is not Parquet.
+    """
+    with _opened(path) as file:
+        number = 0
+        for batch in file.iter_batches():
+            for values in batch.to_pylist():
+                yield f"{path} row {number}", values
+                number += 1
+
+
+def jsonl_columns(path: Path) -> dict[str, str]:
+    """Columns of the first rows with Polars type names; `Object` where values are nested or of several kinds.
+
+    Raises:
+        TasksetError: the file is missing, empty or not JSONL.
+    """
+    kinds: dict[str, set[str]] = {}
+    for _, values in _some(islice(read_jsonl(path), HEAD_ROWS), path):
+        for key, value in values.items():
+            kinds.setdefault(key, set()).update(() if value is None else (_kind(value),))
+    return {key: _common(found) for key, found in kinds.items()}
+
+
+def parquet_columns(path: Path) -> dict[str, str]:
+    """Columns with Polars type names, from the file's footer.
+
+    Raises:
+        TasksetError: the file is missing, has no rows, or is not Parquet.
+    """
+    with _opened(path) as file:
+        if file.metadata.num_rows == 0:
+            raise TasksetError(f"{path} has no rows")
+        return {field.name: _arrow_kind(field.type) for field in file.schema_arrow}
+
+
+def _some(rows: Iterable[Row], path: Path) -> Iterator[Row]:
+    """The rows, or an error when there is none."""
+    empty = True
+    for row in rows:
+        empty = False
+        yield row
+    if empty:
+        raise TasksetError(f"{path} is empty → it should have one JSON object per line")
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except OSError as error:
+        raise TasksetError(f"{path} cannot be read: {error.strerror or error} → check the path") from error
+    except pa.ArrowException as error:
+        raise TasksetError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "Boolean"
+    if isinstance(value, int):
+        return "Int64"
+    if isinstance(value, float):
+        return "Float64"
+    return "String" if isinstance(value, str) else "Object"
+
+
+def _common(kinds: set[str]) -> str:
+    if kinds == {"Int64", "Float64"}:
+        return "Float64"
+    return next(iter(kinds)) if len(kinds) == 1 else ("Object" if kinds else "String")
+
+
+def _arrow_kind(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return "Boolean"
+    if pa.types.is_integer(kind):
+        return "Int64"
+    if pa.types.is_floating(kind):
+        return "Float64"
+    return "String" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "Object"

@@ -1,0 +1,1 @@
+"""How one attempt at a task is played."""
