@@ -50,8 +50,20 @@ class Inspection:
         version: catalog version that every view shows; None when made from tables in memory.
     """
 
-    def __init__(self, load: Callable[[], tuple[Mapping[str, pa.Table], int | None]]) -> None:
+    def __init__(
+        self,
+        load: Callable[[], tuple[Mapping[str, pa.Table], int | None]],
+        *,
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        """Make the views; use `connect` or `connect_store`.
+
+        Args:
+            load: gives the tables and the version they belong to; called again by `refresh`.
+            release: called by `close`.
+        """
         self._load = load
+        self._release = release
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
         self._connection.execute("SET TimeZone = 'UTC'")
         self._connection.execute("SET enable_progress_bar = false")
@@ -129,6 +141,8 @@ class Inspection:
     def close(self) -> None:
         """Let go of the connection and the mapped tables."""
         self._connection.close()
+        if self._release is not None:
+            self._release()
 
     def __enter__(self) -> Inspection:
         return self
@@ -199,7 +213,8 @@ def connect_store(
         tables, version = read_tables(opened, until=until)
         return {**tables, **extra}, version
 
-    return Inspection(load)
+    # A store that was handed over stays open for whoever opened it.
+    return Inspection(load, release=None if opened is store else opened.close)
 
 
 def _relation(name: str, table: pa.Table | None) -> pa.Table | ds.Dataset:

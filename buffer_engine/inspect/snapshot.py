@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -18,17 +19,26 @@ PATIENCE_SECONDS = 20.0
 """How long to look for a moment in which no transaction falls between two reads of the bookkeeping."""
 
 
+@runtime_checkable
+class Snapshots(Protocol):
+    """A store that can hold its catalog still for one reader, however fast others write."""
+
+    def snapshot(self) -> AbstractContextManager[int]:
+        """Everything this thread reads inside the block is as of the version that the block is entered with."""
+        ...
+
+
 def resolve_store(store: ExperienceStore | Path | str) -> ExperienceStore:
-    """The store itself, or the one in that folder.
+    """The store itself, or the one in that folder, opened for reading.
 
     Raises:
         StoreError: the folder does not exist or holds no store.
     """
     if not isinstance(store, Path | str):
         return store
-    from buffer_engine.store import open_store
+    from buffer_engine.store.local import open_store
 
-    return open_store(Path(store))
+    return open_store(store, read_only=True)
 
 
 def read_tables(store: ExperienceStore, *, until: int | None = None) -> tuple[dict[str, pa.Table], int]:
@@ -53,6 +63,9 @@ def read_tables(store: ExperienceStore, *, until: int | None = None) -> tuple[di
 
 
 def _bookkeeping(store: ExperienceStore) -> tuple[int, pa.Table, pa.Table]:
+    if isinstance(store, Snapshots):
+        with store.snapshot() as version:
+            return version, store.rollout_state(), store.batch_state()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         before = store.version()

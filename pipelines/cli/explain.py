@@ -1,0 +1,211 @@
+"""`buffer-engine explain`: what a training batch was made of, and what happened to a row in its whole life."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from buffer_engine.errors import UsageError
+from buffer_engine.inspect import Inspection
+from pipelines.cli.console import results
+from pipelines.cli.opening import inspect_store
+from pipelines.cli.rendering import cell_text, result_table
+from pipelines.cli.show import resolve_id
+
+
+def explain(
+    store: Annotated[Path, typer.Argument(help="folder of the store")],
+    batch: Annotated[int | None, typer.Option("--batch", help="optimizer step whose batch to explain")] = None,
+    row: Annotated[str | None, typer.Option("--row", help="experience whose life to tell")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="run of the batch; needed when the store has several")
+    ] = None,
+) -> None:
+    """Say why a step did what it did: rows, rewards, score versions, advantages, drops, weights and configuration."""
+    if (batch is None) == (row is None):
+        raise UsageError("explain either --batch STEP or --row ID")
+    with inspect_store(store) as inspection:
+        if batch is not None:
+            results.print(batch_view(inspection, step=batch, run_id=run))
+        elif row is not None:
+            kind, found = resolve_id(inspection, row)
+            if kind != "experience":
+                raise UsageError(f"{found} is a group: name one of its rows (show lists them)")
+            results.print(life_view(inspection, found))
+
+
+def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> RenderableType:
+    """Everything behind one optimizer step.
+
+    Raises:
+        UsageError: no such step, or several runs have it and none is named.
+    """
+    batch = _find_batch(inspection, step, run_id)
+    key = [batch["batch_id"]]
+    after = inspection.rows(
+        "SELECT version, path FROM models WHERE run_id = $1 AND step = $2 AND version > $3 ORDER BY version",
+        [batch["run_id"], step, batch["model_version"]],
+    )
+    made = f"{after[0]['version']}" + (f" ({after[0]['path']})" if after[0]["path"] else "") if after else "not written"
+    facts = {
+        "batch": f"{batch['batch_id']} ({batch['status']})",
+        "run, step": f"{batch['run_id']}, {step}",
+        "algorithm": batch["algorithm"],
+        "rows": f"{batch['rows']} in {batch['groups']} groups, {batch['trained_tokens']} trained tokens",
+        "reward used": f"mean {cell_text(batch['reward_mean'])}",
+        "advantage": f"{cell_text(batch['advantage_min'])} … {cell_text(batch['advantage_max'])}, "
+        f"mean {cell_text(batch['advantage_mean'])}",
+        "weights before": cell_text(batch["model_version"]),
+        "weights after": made,
+        "staleness": f"at most {cell_text(batch['staleness_max'])}",
+        "configuration": batch["config_hash"],
+        "code": batch["code_commit"],
+        "reader": batch["reader_json"],
+        "random state": batch["rng_json"],
+        "reserved, prepared, committed": ", ".join(
+            cell_text(batch[name]) for name in ("reserved_at", "prepared_at", "committed_at")
+        ),
+    }
+    rows = inspection.rows(
+        "SELECT rows.position, rows.experience_id, rows.group_id, rows.reward AS reward_used, "
+        "experiences.reward AS reward_now, rows.advantage, rows.weight, rows.kind, staleness.staleness, "
+        "rows.score_versions_json AS score_versions FROM batch_rows AS rows "
+        "LEFT JOIN experiences USING (experience_id) LEFT JOIN staleness USING (batch_id, position) "
+        "WHERE rows.batch_id = $1 ORDER BY rows.position",
+        key,
+    )
+    passed = inspection.rows(
+        "SELECT runs.pass_id, runs.position, runs.operator, runs.type, rows_in, kept, rejected, held, masked, scored, "
+        "nulls, errors, fingerprint FROM operator_runs AS runs "
+        "WHERE pass_id IN (SELECT decisions.pass_id FROM decisions JOIN batch_rows USING (experience_id) "
+        "  WHERE batch_id = $1 AND verdict = 'keep') ORDER BY runs.pass_id, runs.position",
+        key,
+    )
+    drops = inspection.rows(
+        "SELECT pass_id, operator, reason, count(*) AS rows FROM drops "
+        "WHERE pass_id IN (SELECT decisions.pass_id FROM decisions JOIN batch_rows USING (experience_id) "
+        "  WHERE batch_id = $1 AND verdict = 'keep') GROUP BY ALL ORDER BY pass_id, rows DESC, operator, reason",
+        key,
+    )
+    changed = sum(1 for row in rows if _differs(row["reward_used"], row["reward_now"]))
+    parts: list[RenderableType] = [_facts(facts), *_table("rows", rows)]
+    if changed:
+        parts.append(Text(f"{changed} rows have been scored anew since: their reward now differs", style="yellow"))
+    parts += [*_table("operators that the rows passed", passed), *_table("rejected in the same passes", drops)]
+    return Group(*parts)
+
+
+def life_view(inspection: Inspection, experience_id: str) -> RenderableType:
+    """One row from its task to its last batch, in order of time."""
+    key = [experience_id]
+    [row] = inspection.rows("SELECT * FROM experiences WHERE experience_id = $1", key)
+    events: list[tuple[Any, int, str]] = [
+        (
+            row["created_at"],
+            0,
+            f"made by {row['made_by']} with weights {cell_text(row['model_version'])} for task {row['task_id']}, "
+            f"sample {row['sample_index']} of group {row['group_id']}; {row['token_count']} tokens, "
+            f"stopped by {row['stop_reason']}" + (f"; failed: {row['error']}" if row["error"] else ""),
+        )
+    ]
+    for score in inspection.rows("SELECT * FROM scores WHERE experience_id = $1 ORDER BY row_order", key):
+        weight = "a metric" if not score["weight"] else f"weight {cell_text(score['weight'])}"
+        again = f", version {score['version']}" if score["version"] > 1 else ""
+        said = f": {score['comment']}" if score["comment"] else ""
+        events.append(
+            (
+                score["scored_at"],
+                1,
+                f"scored {score['name']} = {cell_text(score['value'])} ({weight}) by {score['source']} "
+                f"{score['author']}{again}{said}",
+            )
+        )
+    for decision in inspection.rows("SELECT * FROM decisions WHERE experience_id = $1 ORDER BY row_order", key):
+        why = f"{decision['reason']}" + (f" ({decision['detail']})" if decision["detail"] else "")
+        ref = f", see {decision['ref_id']}" if decision["ref_id"] else ""
+        events.append((decision["decided_at"], 2, f"{decision['verdict']} by {decision['operator']}: {why}{ref}"))
+    for used in inspection.rows(
+        "SELECT batches.*, rows.reward, rows.advantage, rows.score_versions_json FROM batch_rows AS rows "
+        "JOIN batches USING (batch_id) WHERE experience_id = $1 ORDER BY batches.step",
+        key,
+    ):
+        versions = json.loads(used["score_versions_json"])
+        taken = ", ".join(f"{name} version {version}" for name, version in sorted(versions.items()))
+        events.append(
+            (
+                used["prepared_at"],
+                3,
+                f"put into {used['batch_id']} (step {used['step']}): reward {cell_text(used['reward'])}"
+                + (f" from {taken}" if taken else "")
+                + f", advantage {cell_text(used['advantage'])}",
+            )
+        )
+        if used["committed_at"] is not None:
+            staleness = None if row["model_version"] is None else used["model_version"] - row["model_version"]
+            events.append(
+                (used["committed_at"], 4, f"trained at step {used['step']}, staleness {cell_text(staleness)}")
+            )
+    for event in inspection.rows("SELECT * FROM events WHERE experience_id = $1 ORDER BY row_order", key):
+        note = f": {event['detail']}" if event["detail"] else ""
+        events.append((event["recorded_at"], 5, f"event {event['kind']} × {event['count']}{note}"))
+    events.sort(key=lambda event: (event[0], event[1]))
+    lines = Text.assemble(("experience ", "bold"), (experience_id, "bold"), f"  run {row['run_id']}\n")
+    for moment, _, said in events:
+        lines.append(cell_text(moment), style="dim")
+        lines.append(f"  {said}\n")
+    lines.append("now", style="bold")
+    held = f" by {row['reserved_by']}" if row["reserved_by"] else ""
+    lines.append(f"  {row['fate']}{held}, reward {cell_text(row['reward'])}")
+    return lines
+
+
+def _find_batch(inspection: Inspection, step: int, run_id: str | None) -> dict[str, Any]:
+    found = inspection.rows(
+        "SELECT * FROM batches WHERE step = $step AND run_id = coalesce($run, run_id) AND status <> 'released' "
+        "ORDER BY run_id, committed_at NULLS LAST",
+        {"step": step, "run": run_id},
+    )
+    runs = sorted({row["run_id"] for row in found})
+    if len(runs) > 1:
+        raise UsageError(f"step {step} exists in several runs: {', '.join(runs)}; choose one with --run")
+    if not found:
+        known = inspection.rows(
+            "SELECT run_id, min(step) AS first, max(step) AS last FROM batches WHERE step IS NOT NULL "
+            "GROUP BY run_id ORDER BY run_id"
+        )
+        listing = "; ".join(f"{row['run_id']}: steps {row['first']} to {row['last']}" for row in known)
+        where = f" of run {run_id!r}" if run_id is not None else ""
+        raise UsageError(
+            f"no batch{where} has step {step}; " + (f"there are {listing}" if listing else "there is none")
+        )
+    return found[0]
+
+
+def _differs(used: float | None, now: float | None) -> bool:
+    if used is None:
+        return False
+    return now is None or abs(used - now) > 1e-9
+
+
+def _facts(facts: dict[str, str]) -> RenderableType:
+    longest = max(len(name) for name in facts)
+    text = Text()
+    for name, value in facts.items():
+        text.append(f"{name:<{longest}}  ", style="bold")
+        text.append(f"{value}\n")
+    return text
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
+    heading = Text(f"{title}" + ("" if rows else ": none"), style="bold")
+    if not rows:
+        return [heading]
+    columns = list(rows[0])
+    cells = [[cell_text(row[column]) for column in columns] for row in rows]
+    right = [isinstance(rows[0][column], int | float) for column in columns]
+    return [heading, result_table(columns, cells, right), Text()]

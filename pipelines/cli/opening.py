@@ -1,0 +1,42 @@
+"""Opening a store that the command line names: a wrong path is a wrong command, not a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from buffer_engine.errors import UsageError
+from buffer_engine.inspect import Inspection, connect_store
+from buffer_engine.store.layout import CATALOG
+
+
+def require_store(folder: Path) -> Path:
+    """The folder, when it holds a store.
+
+    Raises:
+        UsageError: nothing is there, or something else.
+    """
+    if not folder.exists():
+        raise UsageError(f"{folder}: there is no store here; name the folder that a run writes (`store.path`)")
+    if not (folder / CATALOG).is_file():
+        raise UsageError(
+            f"{folder}: not a store ({CATALOG} is missing); name the folder that a run writes (`store.path`)"
+        )
+    return folder
+
+
+def inspect_store(folder: Path, *, tokenizer: Path | None = None, until: int | None = None) -> Inspection:
+    """SQL over a store.
+
+    Args:
+        tokenizer: folder of a tokenizer that gives `tokens.token_text`; None: no texts.
+
+    Raises:
+        UsageError: the folder holds no store.
+        MissingExtraError: a tokenizer is named and transformers is not installed.
+    """
+    store = require_store(folder)
+    if tokenizer is None:
+        return connect_store(store, until=until)
+    from pipelines.vocabulary import read_vocabulary
+
+    return connect_store(store, until=until, vocabulary=read_vocabulary(tokenizer))
