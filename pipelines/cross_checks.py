@@ -37,6 +37,13 @@ class Findings:
     extras: list[Problem] = field(default_factory=list)
     """Optional packages without which not even the plan can be made."""
 
+    def sound(self, *paths: str) -> bool:
+        """Whether the file has no problem at, above or below these places: what stands there is what was meant."""
+        wrong = [problem.path for problem in self.draft.problems]
+        return not any(
+            bad == path or bad.startswith(f"{path}.") or path.startswith(f"{bad}.") for bad in wrong for path in paths
+        )
+
     def problem(self, path: PathParts, message: str, fix: str = "") -> None:
         """Add a problem at `path`."""
         self.problems.append(self.draft.problem(path, message, fix))
@@ -171,17 +178,16 @@ def _models(spec: Spec, found: Findings) -> None:
 def _stages(spec: Spec, found: Findings) -> None:
     """What the sections together mean: which stages there are, and whether rows can reach them."""
     explorer, trainer, evaluate = spec.explorer, spec.trainer, spec.loop.evaluate
-    wrong = {problem.path.partition(".")[0] for problem in found.draft.problems}
     if spec.loop.mode == "async":
         found.problem(("loop", "mode"), "async exploration is not available yet", "write `mode: sync`")
-    if explorer is None and not spec.imports and not wrong & {"explorer", "imports"}:
+    if explorer is None and not spec.imports and found.sound("explorer", "imports"):
         nothing = "no explorer and no imports: only rows already in the store are used"
         found.warn((), nothing, "add `explorer:` or `imports:`")
-    if evaluate is not None and explorer is None and "explorer" not in wrong:
+    if evaluate is not None and explorer is None and found.sound("explorer"):
         found.problem(
             ("loop", "evaluate"), "evaluation plays tasks and there is no explorer to play them", "add `explorer:`"
         )
-    if evaluate is not None and trainer is None and "trainer" not in wrong:
+    if evaluate is not None and trainer is None and found.sound("trainer"):
         found.warn(("loop", "evaluate"), "without a trainer every evaluation measures the same weights")
     used = {source.model for source in spec.imports.values()} | ({explorer.model} if explorer is not None else set())
     if len(used) > 1:
@@ -199,13 +205,13 @@ def _stages(spec: Spec, found: Findings) -> None:
                 "weights: what is trained could not be given to the explorer",
                 "name the same model in both",
             )
-    _needs(spec, found, imported_only=explorer is None and bool(spec.imports) and "explorer" not in wrong)
+    _needs(spec, found, imported_only=explorer is None and bool(spec.imports) and found.sound("explorer"))
 
 
 def _needs(spec: Spec, found: Findings, *, imported_only: bool) -> None:
     """What the algorithm needs of its rows, as far as it does not depend on operators."""
     needs = algorithm_needs(spec)
-    if needs is None:
+    if needs is None or not found.sound("trainer.algorithm"):
         return
     name = needs.algorithm
     at: PathParts = ("trainer", "algorithm")
@@ -217,7 +223,7 @@ def _needs(spec: Spec, found: Findings, *, imported_only: bool) -> None:
         )
     elif needs.groups and imported_only:
         found.problem(at, f"{name} compares the rows of a group; imported rows have no groups", "add `explorer:`")
-    if needs.groups and spec.explorer is not None and spec.explorer.group_size < 2:
+    if needs.groups and spec.explorer is not None and spec.explorer.group_size == 1:
         found.problem(
             ("explorer", "group_size"),
             f"{name} compares the rows of a group, and group_size is {spec.explorer.group_size}",
@@ -248,7 +254,7 @@ def _numbers(spec: Spec, found: Findings) -> None:
     """Sizes and periods that must fit each other."""
     loop, explorer = spec.loop, spec.explorer
     read = getattr(spec.trainer, "read", None)
-    if isinstance(read, ReadPolicy):
+    if isinstance(read, ReadPolicy) and found.sound("trainer.read", "loop.publish_every", "loop.explore_until_rows"):
         _batch(spec, read, found)
         if read.max_staleness is not None and explorer is not None and loop.publish_every - 1 > read.max_staleness:
             found.problem(
@@ -265,7 +271,7 @@ def _numbers(spec: Spec, found: Findings) -> None:
         (("loop", "evaluate", "every_steps"), loop.evaluate.every_steps if loop.evaluate is not None else None),
     )
     for path, every in periods:
-        if isinstance(every, int) and every > loop.steps:
+        if isinstance(every, int) and every > loop.steps and found.sound("loop.steps"):
             found.warn(path, f"{every} is more than the {loop.steps} steps of the run", f"write {loop.steps} or less")
 
 
@@ -283,7 +289,7 @@ def _batch(spec: Spec, read: ReadPolicy, found: Findings) -> None:
             f"exploring stops at {until} rows, and a batch needs at least {read.min_rows} (trainer.read.min_rows)",
             f"write {read.min_rows} or more",
         )
-    if explorer is None:
+    if explorer is None or not found.sound("explorer.group_size", "explorer.tasks_per_step"):
         return
     size, rows = explorer.group_size, read.rows
     if rows < size:

@@ -79,7 +79,7 @@ class Draft:
 
     def problem(self, path: PathParts, message: str, fix: str = "") -> Problem:
         """A problem at `path`, with its line, or the override that gave the value."""
-        source = self.overridden.source(path)
+        source = self.overridden.source(path, written=dotted(path) in self.document.lines)
         if source is not None:
             return Problem(f"{message} (from --set {source})", path=dotted(path), fix=fix)
         return Problem(message, path=dotted(path), fix=fix, line=line_of(self.document.lines, path))

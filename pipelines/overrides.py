@@ -29,12 +29,14 @@ class Overridden:
     places: dict[PathParts, str]
     problems: tuple[Problem, ...]
 
-    def source(self, path: PathParts) -> str | None:
-        """The override that gave the value at `path`, if one did."""
+    def source(self, path: PathParts, *, written: bool = True) -> str | None:
+        """The override that gave the value at `path`, if one did; for a place not `written` in the file also one that
+        made it on the way to something below."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
-        return None
+        below = (text for place, text in self.places.items() if path and place[: len(path)] == path)
+        return None if written else next(below, None)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> Overridden:

@@ -15,14 +15,13 @@ from typing import Any, cast
 import polars as pl
 
 from buffer_engine.errors import ConfigError, MissingExtraError, Problem, did_you_mean
-from explorers.registry import WORKFLOWS
 from operators.base import OperatorConfig, ScoreOperatorConfig
 from operators.frame import FRAME_COLUMNS
 from operators.plan import OperatorPlan, compile_operators
 from operators.registry import OPERATORS
 from pipelines.cross_checks import Findings, algorithm_needs, check_sections, importable, task_columns
 from pipelines.load import Draft, LoadedSpec, hash_of, loaded, ordered, plain, read_draft
-from pipelines.spec import Spec
+from pipelines.spec import EvaluateSection, Spec
 from pipelines.summary import summarise
 
 
@@ -78,8 +77,8 @@ def _plan(draft: Draft) -> Plan:
     unknown = spec.explorer is not None and spec.explorer.tasks not in columns
     operators = _operators(spec, types, found, columns_unknown=unknown)
     _reward(spec, found)
-    if spec.loop.evaluate is not None and operators is not None:
-        _evaluation(spec, operators, types, columns, found)
+    if spec.loop.evaluate is not None:
+        _evaluation(spec, spec.loop.evaluate, operators, types, columns, found)
     problems = ordered([*draft.problems, *found.problems])
     if problems:
         raise ConfigError(ordered([*problems, *found.extras]), file=draft.file)
@@ -106,13 +105,13 @@ def _operators(
 ) -> OperatorPlan | None:
     """The compiled operators; None when there are problems, which are in `found`."""
     removed = _removed(found.draft)
-    stored = _workflow_components(spec)
+    stored, rewarded = _workflow_scores(spec)
     try:
         return compile_operators(
             cast("Sequence[OperatorConfig]", spec.operators),
             available=types,
             components=[*stored, *(name for name in removed if name not in FRAME_COLUMNS)],
-            has_reward=bool(removed or stored),
+            has_reward=bool(removed) or rewarded,
         )
     except ConfigError as error:
         for problem in error.problems:
@@ -162,18 +161,31 @@ def _removed(draft: Draft) -> list[str]:
     return names
 
 
-def _workflow_components(spec: Spec) -> tuple[str, ...]:
-    """Scores that the workflow itself gives, when it declares them."""
+def _workflow_scores(spec: Spec) -> tuple[tuple[str, ...], bool]:
+    """Components that the workflow is said to give, and whether rows may come with a reward from it.
+
+    Shipped workflows give no scores of their own accord; what a plug-in's workflow gives is not known here, so it gets
+    the benefit of the doubt.
+    """
     if spec.explorer is None:
-        return ()
-    workflow: Any = spec.explorer.workflow
-    return tuple(getattr(WORKFLOWS.load(workflow.type), "scores", ()))
+        return (), False
+    workflow = spec.explorer.workflow
+    weights = workflow.score_weights
+    return tuple(weights), "." in workflow.type or any(
+        weight != 0 and weight is not None for weight in weights.values()
+    )
 
 
 def _reward(spec: Spec, found: Findings) -> None:
     """An algorithm that learns from rewards needs a component that counts."""
     needs = algorithm_needs(spec)
-    if needs is None or not needs.reward or _removed(found.draft) or _workflow_components(spec):
+    if (
+        needs is None
+        or not needs.reward
+        or not found.sound("trainer.algorithm")
+        or _removed(found.draft)
+        or _workflow_scores(spec)[1]
+    ):
         return
     if spec.explorer is None and not spec.imports:
         return  # rows of an earlier run have their scores
@@ -194,20 +206,20 @@ def _reward(spec: Spec, found: Findings) -> None:
 
 def _evaluation(
     spec: Spec,
-    operators: OperatorPlan,
+    evaluate: EvaluateSection,
+    operators: OperatorPlan | None,
     types: Mapping[str, pl.DataType],
     columns: Mapping[str, Mapping[str, str]],
     found: Findings,
 ) -> None:
     """Evaluation rows pass the same score operators, so their tasks need the same columns."""
-    evaluate = spec.loop.evaluate
-    assert evaluate is not None
-    if evaluate.solved is not None and evaluate.solved not in operators.components and not _removed(found.draft):
-        known = operators.components
-        fix = did_you_mean(evaluate.solved, known) if known else "add a score operator"
+    scored = [config.name for config in spec.operators if isinstance(config, ScoreOperatorConfig)]
+    known = [*scored, *_workflow_scores(spec)[0], *_removed(found.draft)]
+    if evaluate.solved is not None and evaluate.solved not in known:
+        fix = did_you_mean(evaluate.solved, scored) if scored else "add a score operator"
         found.problem(("loop", "evaluate", "solved"), f"no operator scores {evaluate.solved!r}", fix)
     own = columns.get(evaluate.tasks)
-    read = [name for name in operators.frame_columns if name in types]
+    read = [name for name in operators.frame_columns if name in types] if operators is not None else []
     missing = [name for name in read if own is not None and name not in own]
     if missing:
         found.problem(

@@ -14,9 +14,9 @@ from typing import Any, Literal, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from buffer_engine.errors import did_you_mean
+from buffer_engine.errors import ConfigError, did_you_mean
 from pipelines.describe import Choice, FieldDoc, document, kind_in_words, model_here, walk
-from pipelines.yaml_text import PathParts
+from pipelines.yaml_text import PathParts, parse_value
 
 _EXPECTED: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -93,8 +93,17 @@ def conversions(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Com
             continue
         if isinstance(value, str) and not kinds & {int, float, bool}:
             continue
-        fix = "remove the quotes" if isinstance(value, str) else "write true or false" if bool in kinds else ""
+        fix = "remove the quotes" if isinstance(value, str) and _fits_unquoted(value, kinds) else ""
         yield Complaint(path, f"expected {_a(kind_in_words(found))}, found {shown(value)}", fix, path)
+
+
+def _fits_unquoted(text: str, kinds: set[Any]) -> bool:
+    """Whether the text without its quotes would be a value of one of the kinds."""
+    try:
+        value = parse_value(text)
+    except ConfigError:
+        return False
+    return type(value) in kinds or (type(value) is int and float in kinds)
 
 
 def _scalar_kinds(choice: Choice) -> tuple[Any, ...]:

@@ -135,7 +135,9 @@ def _compose(text: str, *, file: Path | None) -> Node | None:
     try:
         nodes = list(YAML(typ="safe", pure=True).compose_all(text))
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        # What is never closed is noticed at the end of the text; where it was opened says more.
+        unclosed = "<stream end>" in str(error.problem) or "end of stream" in str(error.problem)
+        mark = (error.context_mark if unclosed else None) or error.problem_mark or error.context_mark
         problem = Problem(
             f"this is not YAML: {_sentence(error)}",
             line=mark.line + 1 if mark is not None else None,
@@ -229,7 +231,7 @@ class _Reader:
 
     def _key(self, node: Node, path: PathParts) -> str | None:
         value = self._scalar(node, path) if isinstance(node, ScalarNode) else node.value
-        if isinstance(value, str) and value:
+        if isinstance(value, str):
             return value
         shown = _shorten(node.value) if isinstance(node, ScalarNode) else "a list or mapping"
         self._problem(f"a key must be text, found {shown}", node, path, "put it in quotes")
