@@ -63,7 +63,7 @@ class LocalExplorer:
     ) -> None:
         self._engine = engine
         self._workflow = workflow
-        self._sampling = sampling or Sampling()
+        self._sampling = sampling or Sampling.model_validate({})
         self._author = author
         self._score_weights = dict(score_weights or {})
         self._chunk_rows = chunk_rows

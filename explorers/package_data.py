@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 CACHE_VARIABLE = "BUFFER_ENGINE_CACHE"
@@ -30,7 +30,7 @@ def say(message: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Generator[None]:
     """Hold an exclusive lock on `path` (made if missing); it falls with the process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as handle:

@@ -32,7 +32,8 @@ class Split(ComponentConfig):
 class TasksetConfig(ComponentConfig):
     """Base of a task set's configuration; each type adds its own fields."""
 
-    type: str = Field(description="name of the task set in the registry")
+    # Each type narrows this to its own literal.
+    type: Any = Field(description="name of the task set in the registry")
     partition: Partition = Field("train", description="train or eval; the two never mix")
     system: str | None = Field(None, description="system message put before every task that has none")
     limit: int | None = Field(None, gt=0, description="take only the first tasks (after the split)")

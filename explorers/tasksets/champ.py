@@ -30,7 +30,7 @@ class ChampConfig(TasksetConfig):
 
     @model_validator(mode="after")
     def _asks_the_question(self) -> Self:
-        if placeholders(self.template) != {"question"}:
+        if set(placeholders(self.template)) != {"question"}:
             raise ValueError("template must contain {question} and no other name")
         return self
 

@@ -31,7 +31,7 @@ class HumanEvalConfig(TasksetConfig):
 
     @model_validator(mode="after")
     def _shows_the_stub(self) -> Self:
-        if placeholders(self.template) != {"stub"}:
+        if set(placeholders(self.template)) != {"stub"}:
             raise ValueError("template must contain {stub} and no other name")
         return self
 

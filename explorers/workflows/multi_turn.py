@@ -69,7 +69,8 @@ class MultiTurn:
         return Outcome(info=self._info(self.config.max_turns, met=False), stop_reason="max_turns")
 
     def _info(self, turns: int, met: bool) -> dict[str, object]:
-        return {"turns": turns} | ({"until_met": met} if self._until is not None else {})
+        played: dict[str, object] = {"turns": turns}
+        return played if self._until is None else played | {"until_met": met}
 
     def _planned(self, task: Task) -> list[str]:
         key = self.config.user_turns
