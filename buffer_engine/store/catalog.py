@@ -117,6 +117,19 @@ class Catalog:
         return connection
 
     @contextmanager
+    def snapshot(self) -> Generator[int]:
+        """Hold still what this thread reads inside the block; yields the version that it sees."""
+        connection = self.read()
+        if connection.in_transaction:  # nested: the outer block ends it
+            yield current_version(connection)
+            return
+        connection.execute("BEGIN")
+        try:
+            yield current_version(connection)
+        finally:
+            connection.execute("COMMIT")
+
+    @contextmanager
     def transaction(self, doing: str) -> Generator[sqlite3.Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
 
@@ -159,7 +172,7 @@ class Catalog:
         uri = f"file:{quote(str(self.layout.catalog.absolute()))}"
         if self.read_only:
             uri += "?mode=ro"
-            if not self.layout.writable() and not self._write_ahead_log():
+            if not self.layout.writable() and not self._in_use():
                 uri += "&immutable=1"  # WAL mode wants to make a -shm file, which a read-only folder cannot hold
         connection = sqlite3.connect(
             uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
@@ -169,9 +182,10 @@ class Catalog:
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
         return connection
 
-    def _write_ahead_log(self) -> bool:
-        log = self.layout.catalog.with_name(self.layout.catalog.name + "-wal")
-        return log.exists() and log.stat().st_size > 0
+    def _in_use(self) -> bool:
+        """Whether a write-ahead log with content, or a process that shares one, stands beside the catalog."""
+        log, shared = (self.layout.catalog.with_name(self.layout.catalog.name + end) for end in ("-wal", "-shm"))
+        return shared.exists() or (log.exists() and log.stat().st_size > 0)
 
     def _create_if_missing(self, connection: sqlite3.Connection) -> None:
         if not _is_empty(connection):

@@ -79,7 +79,9 @@ def _fit_struct(array: pa.Array, target: pa.DataType) -> pa.Array:
         if not field.nullable and fitted.null_count and pc.any(pc.and_(array.is_valid(), fitted.is_null())).as_py():
             raise Misfit(f"field {field.name!r} is null or missing")
         children.append(fitted)
-    if source.equals(target) and all(fitted is given[field.name] for field, fitted in zip(wanted, children, strict=True)):
+    if source.equals(target) and all(
+        fitted is given[field.name] for field, fitted in zip(wanted, children, strict=True)
+    ):
         return array
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=wanted, mask=mask)

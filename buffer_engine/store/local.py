@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -106,6 +106,10 @@ class LocalStore:
     def version(self) -> int:
         """Current catalog version."""
         return current_version(self._catalog.read())
+
+    def snapshot(self) -> AbstractContextManager[int]:
+        """Everything that this thread reads inside the block is as of the version that the block is entered with."""
+        return self._catalog.snapshot()
 
     def scan(
         self,

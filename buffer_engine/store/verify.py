@@ -30,6 +30,7 @@ class Verifier:
 
     def __init__(self, layout: StoreLayout, catalog: Catalog) -> None:
         self._layout = layout
+        self._catalog = catalog
         self._connection = catalog.read()
         self._reader = SegmentReader(layout)
         self._book = ledger.Ledger()
@@ -37,16 +38,14 @@ class Verifier:
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
         files = self._layout.segment_files()  # before the snapshot: a segment begun later is then in neither
-        self._connection.execute("BEGIN")
-        try:
+        with self._catalog.snapshot():
             found = list(_catalog_findings(self._connection))
             found += _file_findings(self._connection, files)
             for spec in TABLES.values():
                 found += self._table_findings(spec)
-            return found + list(self._book.findings(self._connection))
-        finally:
-            self._connection.execute("COMMIT")
-            self._reader.close()
+            found += self._book.findings(self._connection)
+        self._reader.close()
+        return found
 
     def _table_findings(self, spec: TableSpec) -> Iterator[Finding]:
         indexed = _index_by_frame(self._connection, spec)
