@@ -65,6 +65,15 @@ def component(registry: Registry) -> ComponentReader:
                 "unknown {kind} {name}",
                 {"kind": registry.kind, "name": repr(name), "fix": did_you_mean(name, registry.names())},
             ) from error
-        return configuration.model_validate(fields)
+        try:
+            return configuration.model_validate(fields)
+        except ValueError:  # validation errors keep their own places
+            raise
+        except Exception as error:
+            raise PydanticCustomError(
+                "component_failed",
+                "{kind} {name} cannot read its configuration ({error})",
+                {"kind": registry.kind, "name": repr(name), "error": f"{type(error).__name__}: {error}"},
+            ) from error
 
     return ComponentReader(read, registry=registry)

@@ -159,14 +159,15 @@ def document(model: type[BaseModel]) -> tuple[FieldDoc, ...]:
         FieldDoc(
             name=name,
             kind=kind_in_words(field_choices(info)),
-            default=_default(info),
+            default=default_text(info),
             description=info.description or "",
         )
         for name, info in model.model_fields.items()
     )
 
 
-def _default(info: FieldInfo) -> str | None:
+def default_text(info: FieldInfo) -> str | None:
+    """A field's default as YAML; None when it is required."""
     if info.is_required():
         return None
     value = info.get_default(call_default_factory=True, validated_data={})

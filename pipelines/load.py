@@ -179,7 +179,7 @@ def _original(complaint: Complaint, positions: tuple[int, ...]) -> Complaint:
 
 def _is_stand_in(rest: Mapping[str, Any], complaint: Complaint) -> bool:
     key = complaint.path[0] if complaint.path else None
-    return isinstance(key, str) and key in rest and rest[key] is _STAND_INS.get(key)
+    return isinstance(key, str) and key in _STAND_INS and rest.get(key) is _STAND_INS[key]
 
 
 def _remove(rest: dict[str, Any], places: Sequence[PathParts], positions: tuple[int, ...]) -> tuple[int, ...]:

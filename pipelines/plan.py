@@ -189,6 +189,8 @@ def _reward(spec: Spec, found: Findings) -> None:
         return
     if spec.explorer is None and not spec.imports:
         return  # rows of an earlier run have their scores
+    if any(problem.path == "trainer.algorithm" for problem in found.problems):
+        return  # the algorithm does not fit these rows at all
     scores = [config for config in spec.operators if isinstance(config, ScoreOperatorConfig)]
     if any(config.weight != 0 for config in scores):
         return

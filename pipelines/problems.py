@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from buffer_engine.errors import ConfigError, did_you_mean
-from pipelines.describe import Choice, FieldDoc, document, kind_in_words, model_here, walk
+from pipelines.describe import Choice, FieldDoc, default_text, document, kind_in_words, model_here, walk
 from pipelines.yaml_text import PathParts, parse_value
 
 _EXPECTED: Mapping[str, str] = {
@@ -85,7 +85,7 @@ def complaints(model: type[BaseModel], data: Mapping[str, Any], error: Validatio
 
 def conversions(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Complaint]:
     """Scalars of another kind than their field, which validation would convert without a word."""
-    for path, found, value, _ in walk(model, data):
+    for path, found, value, info in walk(model, data):
         if not isinstance(value, (str, bool, int)) or any(choice.registry is not None for choice in found):
             continue
         kinds = {kind for choice in found for kind in _scalar_kinds(choice)}
@@ -93,7 +93,10 @@ def conversions(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Com
             continue
         if isinstance(value, str) and not kinds & {int, float, bool}:
             continue
-        fix = "remove the quotes" if isinstance(value, str) and _fits_unquoted(value, kinds) else ""
+        default = default_text(info) if info is not None and isinstance(path[-1], str) else None
+        fix = f"the default is {default}" if default not in (None, "null") else ""
+        if isinstance(value, str) and _fits_unquoted(value, kinds):
+            fix = "remove the quotes"
         yield Complaint(path, f"expected {_a(kind_in_words(found))}, found {shown(value)}", fix, path)
 
 
@@ -157,9 +160,8 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], path: PathParts,
         limit = f"{words} {context.get(key)}"
         return Complaint(path, f"must be {limit}, found {shown(value)}", usual or f"write a number {limit}", path)
     if kind == "string_pattern_mismatch":
-        return Complaint(
-            path, f"{shown(value)} does not match {context.get('pattern')}", "use only such characters", path
-        )
+        fix = doc.description if doc is not None else ""
+        return Complaint(path, f"{shown(value)} does not match {context.get('pattern')}", fix, path)
     if kind in _EXPECTED:
         return Complaint(path, f"expected {_EXPECTED[kind]}, found {shown(value)}", _type_fix(kind, value, usual), path)
     message = detail["msg"].removeprefix("Value error, ")
