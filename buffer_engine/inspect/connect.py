@@ -128,8 +128,8 @@ class Inspection:
         return self.query(query_text(name))
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[dict[str, Any]]:
-        """`query`, as one dict per row."""
-        return self.query(sql, parameters).to_pylist()
+        """`query`, as one dict per row; maps are dicts too."""
+        return self.query(sql, parameters).to_pylist(maps_as_pydicts="strict")
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """(name, DuckDB type) of a view's columns."""

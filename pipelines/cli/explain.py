@@ -95,7 +95,9 @@ def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> Rend
     changed = sum(1 for row in rows if _differs(row["reward_used"], row["reward_now"]))
     parts: list[RenderableType] = [_facts(facts), *_table("rows", rows)]
     if changed:
-        parts.append(Text(f"{changed} rows have been scored anew since: their reward now differs", style="yellow"))
+        parts.append(
+            Text(f"{changed} of {len(rows)} rows scored anew since: the reward of now differs", style="yellow")
+        )
     parts += [*_table("operators that the rows passed", passed), *_table("rejected in the same passes", drops)]
     return Group(*parts)
 

@@ -79,7 +79,8 @@ def render_result(
     shortened = 0
     rows: list[list[str]] = []
     # A loop over rows: they are about to be printed one by one.
-    for record in zip(*(column.to_pylist() for column in shown.columns), strict=True):
+    values = [column.to_pylist(maps_as_pydicts="strict") for column in shown.columns]
+    for record in zip(*values, strict=True):
         cells = [cell_text(value) for value in record]
         for index, cell in enumerate(cells):
             if longest_cell is not None and len(cell) > longest_cell:

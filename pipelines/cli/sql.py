@@ -142,7 +142,8 @@ def _write_csv(reader: pa.RecordBatchReader, file: IO[bytes]) -> None:
     writer.writerow(reader.schema.names)
     for batch in reader:
         # Rows one by one: nested values become JSON, which no columnar CSV writer does.
-        writer.writerows([_csv_value(value) for value in row.values()] for row in batch.to_pylist())
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+        writer.writerows([_csv_value(value) for value in row.values()] for row in rows)
 
 
 def _csv_value(value: Any) -> Any:
@@ -154,7 +155,7 @@ def _write_json(reader: pa.RecordBatchReader, file: IO[bytes]) -> None:
     """A JSON array with one object per line, so that it can be read whole or line by line."""
     separator = b"[\n"
     for batch in reader:
-        for row in batch.to_pylist():
+        for row in batch.to_pylist(maps_as_pydicts="strict"):
             file.write(separator + json.dumps(plain_value(row), ensure_ascii=False).encode("utf-8", "surrogatepass"))
             separator = b",\n"
     file.write(b"[]\n" if separator == b"[\n" else b"\n]\n")

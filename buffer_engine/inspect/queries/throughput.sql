@@ -1,4 +1,4 @@
--- Tokens per second of exploring and training, and processor seconds of curation, by step.
+-- Rows and tokens explored and trained, and tokens per second of both, by step.
 WITH rates AS (
   SELECT
     run_id,

@@ -3,6 +3,9 @@
 --   rows: rows in the manifest; rows reserved before there is one
 --   groups: distinct groups
 --   staleness_max: greatest age of a row in versions
+--   reward_mean: mean of the rewards that the step used
+--   advantage_mean, advantage_min, advantage_max: over the rows' advantages; null for per-token ones
+--   prepared_at: when the manifest was written
 SELECT
   coalesce(state.run_id, manifest.run_id) AS run_id,
   coalesce(manifest.step, state.step) AS step,

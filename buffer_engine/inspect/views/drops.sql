@@ -1,5 +1,6 @@
 -- Every rejection with its reason and the prompt that was lost.
 --   status: where the rollout stands now; a later release may have brought it back
+--   prompt: text of the last user message
 SELECT
   decisions.run_id,
   decisions.pass_id,

@@ -10,6 +10,10 @@
 --   uses: committed batches that trained the row
 --   trained_step: last committed optimizer step; null when never trained
 --   staleness: versions between sampling and the last committed batch; null when never trained
+--   solved: whether the heaviest component reached 1; see `rewards`
+--   task_info_json: JSON object of the task: gold answer, metadata
+--   info_json: JSON object of the row: what workflow or import added
+--   reward: current reward; see `rewards` for when it is null
 WITH rejections AS (
   SELECT experience_id, arg_max({'operator': operator, 'reason': reason, 'detail': detail}, row_order) AS last
   FROM raw.decisions

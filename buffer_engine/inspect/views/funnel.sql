@@ -1,5 +1,6 @@
 -- What each operator did, over all curation passes of a run, in pipeline order; position -1 is the intake.
 --   passes: curation passes summed up
+--   type: operator type
 SELECT
   run_id,
   position,

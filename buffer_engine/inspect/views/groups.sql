@@ -7,6 +7,8 @@
 --   solved_share: share of the rows with a reward that are solved
 --   status: incomplete (siblings missing or without a final verdict) | rejected (nothing kept) | trained (every kept row
 --     was) | reserved | ready | kept (partitions that do not train)
+--   kept, rejected, held, new: rows by status
+--   trained: rows that a committed batch used
 SELECT
   rollouts.run_id,
   rollouts.partition,

@@ -1,5 +1,6 @@
 -- Current value of every metric at every step; of repeated records the newest counts.
 --   value: the number; null when undefined at this step
+--   recorded_at: when the counting record was made
 SELECT
   run_id,
   step,

@@ -3,6 +3,12 @@
 --   steps: committed optimizer steps
 --   solve_rate_first, solve_rate_last: earliest and newest metric eval/.../solve_rate; null before an evaluation
 --   started_at, last_written_at: first and last moment a rollout, batch or metric was written
+--   rollouts: rows of all partitions
+--   eval_rollouts: rows of partition eval
+--   errors: failed rows
+--   kept, rejected, held: rows by status
+--   trained: rows that a committed batch used
+--   run_id: run
 WITH moments AS (
   SELECT run_id, created_at AS moment FROM raw.rollouts
   UNION ALL SELECT run_id, created_at FROM raw.models

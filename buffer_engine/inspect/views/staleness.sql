@@ -2,6 +2,9 @@
 --   batch_model_version: weights that the optimizer step started from
 --   rollout_model_version: oldest weights that sampled a token of the row; null when no model did
 --   staleness: difference of the two, in versions
+--   batch_status: reserved | prepared | committed | released
+--   step: optimizer step of the batch
+--   position: 0-based position in the batch
 SELECT
   batches.run_id,
   batches.step,

@@ -4,6 +4,7 @@
 --   logprob: behaviour log-probability in nats; null where nothing was sampled
 --   advantage: the row's advantage in its newest batch; null on tokens that do not train and for per-token advantages
 --   token_text: text of the token; null unless a vocabulary was given
+--   token_id: id exactly as sampled or rendered
 WITH newest AS (
   SELECT rows.experience_id, arg_max({'value': rows.advantage}, batches.step) AS advantage
   FROM raw.batch_rows AS rows

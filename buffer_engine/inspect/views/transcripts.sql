@@ -1,6 +1,9 @@
 -- One line per message of every rollout.
 --   position: 0-based place in the dialogue
 --   media_count: attachments of the message
+--   role, content: who said what
+--   tool_calls: JSON text; null when there is none
+--   tool_call_id: call that a tool's message answers; null otherwise
 WITH unfolded AS (
   SELECT
     experience_id, run_id, group_id, partition, model_version,
