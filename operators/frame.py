@@ -209,8 +209,8 @@ def _rollout_columns(rollouts: pa.Table, wanted: Collection[str]) -> pl.DataFram
 
 def _task_columns(tasks: pa.Table, keys: Mapping[str, pl.DataType]) -> pl.DataFrame:
     # A Python loop: tasks are far fewer than rollouts, and info objects have no common shape to decode into.
-    task_ids: list[str] = tasks.column("task_id").to_pylist()
-    texts: list[str] = tasks.column("info_json").to_pylist()
+    task_ids: list[Any] = tasks.column("task_id").to_pylist()
+    texts: list[Any] = tasks.column("info_json").to_pylist()
     values: dict[str, list[Any]] = {name: [] for name in keys}
     for task_id, text in zip(task_ids, texts, strict=True):
         info = json.loads(text)

@@ -256,15 +256,15 @@ class _Compiler:
             hint = self._move_up(later) if later else did_you_mean(name, self._types)
             self._report(f"{label}, {missing}", place, entry, hint)
             return False
-        if name in self._given and name not in self._written:
+        if name in self._given and name not in self._written and name != "alive":
             self._read.add(name)
         return True
 
     def _comes_later(self, place: int, name: str, contracts: Sequence[Contract | None]) -> bool:
         """Whether `name` is a component that an operator from `place` on writes: hidden until then."""
-        return name not in self._written and any(
-            contract is not None and name in contract.scores for contract in contracts[place:]
-        )
+        if name in FRAME_COLUMNS or name in self._info or name in self._written:
+            return False
+        return any(contract is not None and name in contract.scores for contract in contracts[place:])
 
     def _move_up(self, later: Sequence[int]) -> str:
         return f"operator #{later[0]} {self._configs[later[0]].name!r} does: move it up" if later else ""
@@ -323,7 +323,8 @@ class _Compiler:
     def _follow(self, config: OperatorConfig, contract: Contract) -> None:
         """Take note of what exists after the operator."""
         self._types |= contract.writes
-        self._types |= {name: pl.Float64() for name in contract.scores}
+        hidden = {*FRAME_COLUMNS, *self._info}  # such an id was reported; its score must not cause further findings
+        self._types |= {name: pl.Float64() for name in contract.scores if name not in hidden}
         self._written |= {*contract.writes, *contract.scores}
         if contract.scores and isinstance(config, ScoreOperatorConfig) and config.weight != 0:
             self._has_reward = True

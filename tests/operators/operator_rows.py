@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+
 from buffer_engine.schema import ROLLOUTS, SCORES, TASKS
 from operators.base import Context, Operator, OperatorConfig, Result
 from operators.registry import OPERATORS

@@ -6,8 +6,9 @@ import json
 
 import polars as pl
 import pytest
-from buffer_engine.errors import SchemaError
 from operator_rows import message, rollout, rollouts, scores, tasks
+
+from buffer_engine.errors import SchemaError
 from operators.frame import FRAME_COLUMNS, build_frame, current_reward, rollout_columns
 
 TASKS = tasks({"t0": {"answer": "4", "n": 2, "parts": [1, "a"]}, "t1": {"answer": "9"}})

@@ -7,9 +7,11 @@ import json
 import polars as pl
 import pytest
 from operator_rows import apply, config, details, frame, message, reasons
+from pydantic import ValidationError
+
 from operators.base import Context
 from operators.frame import MESSAGES
-from pydantic import ValidationError
+from operators.select.sql import Sql
 
 
 def test_normalize_text_applies_every_form_for_later_operators():
@@ -46,7 +48,12 @@ def test_normalize_text_rewrites_imported_text_rows_only():
 @pytest.mark.parametrize(
     ("fields", "column", "values", "expected"),
     [
-        ({"unit": "char", "min": 2, "max": 4}, "response", ["é", "éé", "abcd", "abcde"], {0: "too_short", 3: "too_long"}),
+        (
+            {"unit": "char", "min": 2, "max": 4},
+            "response",
+            ["é", "éé", "abcd", "abcde"],
+            {0: "too_short", 3: "too_long"},
+        ),
         ({"unit": "word", "max": 2}, "response", ["a b", " a  b c ", ""], {1: "too_long"}),
         ({"unit": "token", "min": 1, "max": 3}, "token_count", [0, 1, 3, 4], {0: "too_short", 3: "too_long"}),
         ({"unit": "token", "column": "prompt", "max": 3}, "prompt_length", [3, 4], {1: "too_long"}),
@@ -128,18 +135,20 @@ def test_extract_needs_a_valid_pattern_with_one_group(pattern):
 
 
 def test_math_verify_knows_equal_mathematics_and_ends_what_hangs():
-    hard = "$" + "^".join(["9"] * 12) + "$"
+    hard = "$10^{10^{10}}$"  # ten billion digits: neither time nor memory would do
     rows = frame(
         {
             "response": ["$\\frac{2}{4}$", "0.5", "1/3", "no idea", "0.5", hard, "$0.5$"],
             "answer": ["\\frac{1}{2}", "$1/2$", "0.5", "0.5", None, "5", "1/2"],
         }
     )
-    result = apply("math_verify", rows, gold="answer", timeout_seconds=2.0)
+    result = apply("math_verify", rows, gold="answer", timeout_seconds=1.0)
     values = result.scores["math_verify"].to_list()
     assert values[:5] == [1.0, 1.0, 0.0, 0.0, None]
     assert values[6] == 1.0  # the row after the one that hung
-    assert [error.row for error in result.errors] in ([], [5])
+    assert [(error.row, error.message) for error in result.errors] == [
+        (5, "timeout: the comparison took longer than 1 s")
+    ]
 
 
 def test_reasoning_gym_answer_asks_the_tasks_own_verifier():
@@ -284,17 +293,24 @@ def test_sql_query_gives_verdicts_reasons_and_a_score():
 
 
 @pytest.mark.parametrize(
-    "query",
+    ("query", "complaint"),
     [
-        "SELECT experience_id FROM read_csv('/etc/passwd')",
-        "SELECT experience_id FROM frame",
-        "SELECT experience_id, 1 AS other FROM rows",
-        "SELECT token_count FROM rows",
-        "SELECT 'stranger' AS experience_id",
-        "SELECT experience_id FROM rows UNION ALL SELECT experience_id FROM rows",
-        "CREATE TABLE t (a INT)",
+        ("SELECT experience_id FROM read_csv('/etc/passwd')", "file system operations are disabled"),
+        ("ATTACH '/tmp/other.db'", "file system operations are disabled"),
+        ("SELECT experience_id FROM frame", "Table with name frame does not exist"),
+        ("SELECT experience_id, 1 AS other FROM rows", "returns 'other'"),
+        ("SELECT reason FROM (SELECT 'x' AS reason)", "does not return 'experience_id'"),
+        ("SELECT 'stranger' AS experience_id", "'stranger', which is no row"),
+        ("SELECT experience_id FROM rows UNION ALL SELECT experience_id FROM rows", "more than once"),
     ],
 )
-def test_sql_sees_only_its_rows_and_must_return_them_once(query):
-    with pytest.raises(Exception, match=r"."):
+def test_sql_sees_only_its_rows_and_must_return_them_once(query, complaint):
+    with pytest.raises(Exception, match=complaint):
         apply("sql", frame({"token_count": [1]}), query=query, columns=["token_count"])
+
+
+def test_sql_finds_the_columns_of_a_condition_itself():
+    operator = Sql(config("sql", keep_where="token_count > 3 AND lower(answer) = 'token_x' OR rows.reward > 0"))
+    assert operator.contract().reads == {"token_count", "answer", "reward"}
+    with pytest.raises(ValidationError, match="not a SQL condition"):
+        config("sql", keep_where="token_count >")

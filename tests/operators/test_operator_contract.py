@@ -1,0 +1,110 @@
+"""Every registered operator keeps the public contract, on a fixed frame and on any frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from odd_operators import Failing, FailingConfig, Sneaky, SneakyConfig
+from operator_rows import config
+
+from operators.registry import OPERATORS
+from operators.testing import check_operator, sample_frame
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),
+    ("normalize_text", {"rewrite": True, "columns": ["response"]}),
+    ("length_filter", {"unit": "char", "min": 1, "max": 5}),
+    ("length_filter", {"unit": "word", "max": 2}),
+    ("length_filter", {"unit": "token", "min": 1}),
+    ("length_filter", {"unit": "turn", "min": 1}),
+    ("reward_filter", {"min": 0.5}),
+    ("staleness_filter", {"max_lag": 2}),
+    ("truncated_mask", {}),
+    ("regex_or_exact_match", {"gold": "answer"}),
+    ("regex_or_exact_match", {"gold": "answer", "mode": "f1", "ignore_case": True}),
+    ("regex_or_exact_match", {"gold": "answer", "mode": "contains", "extract": r"(\d+)"}),
+    ("regex_or_exact_match", {"gold": "answer", "mode": "regex"}),
+    ("math_verify", {"gold": "answer"}),
+    ("reasoning_gym_answer", {"extract": r"(\d+)"}),
+    ("parsable", {"pattern": r"\d"}),
+    ("ended", {}),
+    ("reward_shape", {"expr": "COALESCE(reward, 0) - 0.1 * token_count", "clip": [-1, 1]}),
+    ("overlong_penalty", {"max": 3, "cache": 2}),
+    ("exact_dedup", {"columns": ["response"]}),
+    ("exact_dedup", {"columns": ["response"], "keep": "best", "by": "reward", "scope": ["made_by"]}),
+    ("group_reward_std", {}),
+    ("group_reward_std", {"over": "all", "min_std": 0}),
+    ("sql", {"keep_where": "token_count > 1"}),
+    ("sql", {"query": "SELECT experience_id, 1.5 AS score FROM rows WHERE reward > 0", "columns": ["reward"],
+             "score": True}),
+]  # fmt: skip
+
+
+def test_the_table_covers_every_registered_operator():
+    assert {kind for kind, _ in CASES} == set(OPERATORS.builtin)
+
+
+@pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
+def test_the_operator_keeps_its_contract(kind, fields):
+    check_operator(OPERATORS.load(kind), config(kind, **fields), sample_frame({"answer": pl.String()}))
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATORS.builtin))
+def test_every_field_and_operator_is_described(kind):
+    operator = OPERATORS.load(kind)
+    assert len(operator.__doc__) > 80
+    assert operator.Config.model_config["extra"] == "forbid"
+    undescribed = [name for name, entry in operator.Config.model_fields.items() if not entry.description]
+    assert undescribed == []
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("state", "when it runs a second time"),
+        ("order", "when it sees the rows in another order"),
+        ("batch", "when it runs row by row"),
+        ("reads", "when it sees columns beside those it reads"),
+    ],
+)
+def test_the_suite_names_what_an_impure_operator_does(how, sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_operator(Sneaky, SneakyConfig(type="sneaky", how=how))
+
+
+def test_the_suite_passes_a_plain_operator_of_someone_else():
+    check_operator(Failing, FailingConfig(type="failing"))
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+ROW = st.tuples(
+    TEXT, st.one_of(st.none(), TEXT), st.integers(0, 2), st.integers(0, 9),
+    st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0])), st.booleans(),
+)  # fmt: skip
+VECTORISED = [
+    (kind, fields) for kind, fields in CASES if kind not in ("math_verify", "reasoning_gym_answer", "normalize_text")
+] + [("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]})]
+
+
+@pytest.mark.parametrize(("kind", "fields"), VECTORISED)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rows=st.lists(ROW, min_size=0, max_size=6))
+def test_the_operator_keeps_its_contract_on_any_rows(kind, fields, rows):
+    height = len(rows)
+    sample = sample_frame({"answer": pl.String()})
+    base = sample.clear() if height == 0 else pl.concat([sample.head(1)] * height)
+    made = base.with_columns(
+        pl.Series("experience_id", [f"x{row}" for row in range(height)], pl.String),
+        pl.Series("response", [row[0] for row in rows], pl.String),
+        pl.Series("answer", [row[1] for row in rows], pl.String),
+        pl.Series("group_id", [f"g{row[2]}" for row in rows], pl.String),
+        pl.Series("token_count", [row[3] for row in rows], pl.Int64),
+        pl.Series("sample_index", [row[3] for row in rows], pl.Int32),
+        pl.Series("reward", [row[4] for row in rows], pl.Float64),
+        pl.Series("truncated", [row[5] for row in rows], pl.Boolean),
+    )
+    check_operator(OPERATORS.load(kind), config(kind, **fields), made)
