@@ -142,5 +142,6 @@ def row_label(spec: TableSpec, rows: pa.Table | pa.RecordBatch, at: int) -> str:
 
 
 def _short(value: pa.Scalar) -> str:
-    text = repr(value.as_py())
+    # a nanosecond timestamp has no Python value, so it is shown as the number it is
+    text = f"{value.value} {value.type}" if pa.types.is_timestamp(value.type) else repr(value.as_py())
     return text if len(text) <= 120 else text[:117] + "…"
