@@ -138,7 +138,7 @@ def _contract_lines(found: Any) -> list[str]:
     try:
         contract = found(found.Config.model_validate({"type": _type_name(found)})).contract()
     except ValidationError:
-        return ["depends on fields that have no default"]
+        return ["depends on fields that have no default; `buffer-engine check` shows it for a specification"]
     lines = [
         f"reads: {', '.join(sorted(contract.reads)) or 'nothing'}",
         f"writes: {', '.join(contract.writes) or 'no columns'}",

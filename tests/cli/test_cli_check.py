@@ -1,0 +1,153 @@
+"""`check`, `operators`, `schema` and `doctor` as a person calls them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from config_sample import write_sample
+from test_cli_frame import facts_of, in_a_new_process
+
+from buffer_engine.schema import TABLES
+from operators.registry import OPERATORS
+from pipelines.cli.main import run_command
+from pipelines.diagnosis import EXTRAS, declared_extras, installed
+from pipelines.load import load_spec
+from pipelines.reference import DOCUMENTED_TABLES
+
+
+def test_a_sound_file_gives_a_summary_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["check", str(write_sample(tmp_path))]) == 0
+
+    captured = capsys.readouterr()
+    assert "explore → curate → train" in captured.out
+    assert captured.err == ""
+
+
+def test_problems_go_to_stderr_one_a_line_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_sample(tmp_path, ("group_size: 4", "group_size: four"), ("seed: 11", "sede: 11"))
+
+    assert run_command(["check", str(file)]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        f"error: {file}:3: sede: unknown key 'sede' → did you mean 'seed'?",
+        f"error: {file}:13: explorer.group_size: expected a whole number, found the text 'four' → the default is 8",
+        f"2 problems in {file}",
+    ]
+
+
+def test_warnings_go_to_stderr_and_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_sample(tmp_path, ("rows: 16", "rows: 18"))
+
+    assert run_command(["check", str(file)]) == 0
+    assert f"warning: {file}:24: trainer.read.rows:" in capsys.readouterr().err
+
+
+def test_print_gives_yaml_that_loads_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_sample(tmp_path)
+
+    assert run_command(["check", str(file), "--print", "--set", "seed=5"]) == 0
+
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_spec(printed).spec == load_spec(file, overrides=("seed=5",)).spec
+
+
+def test_a_long_line_is_not_wrapped_when_piped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    assert run_command(["check", str(write_sample(tmp_path)), "--set", f"{long}=1"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_check_needs_no_heavy_module_and_little_time(tmp_path: Path) -> None:
+    facts = facts_of(in_a_new_process("check", str(write_sample(tmp_path))))
+
+    assert facts["code"] == 0
+    heavy = {"torch", "transformers", "duckdb", "peft", "safetensors", "reasoning_gym", "math_verify", "matplotlib"}
+    assert not heavy & set(facts["modules"])  # type: ignore[call-overload]
+    assert facts["cpu"] < 2.0  # type: ignore[operator]
+
+
+def test_operators_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["operators"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(OPERATORS.names())
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_one_operator_is_explained_with_fields_and_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["operators", "ended"]) == 0
+
+    out = capsys.readouterr().out
+    assert "ended (operator)" in out
+    assert "on_error" in out
+    assert "reads: eos_sampled" in out
+    assert "scores: ended" in out
+
+
+@pytest.mark.parametrize("kind", ["tasks", "workflows", "models", "trainers", "algorithms", "advantages"])
+def test_every_kind_of_component_can_be_listed_and_explained(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["operators", "--kind", kind]) == 0
+    for line in capsys.readouterr().out.splitlines():
+        assert run_command(["operators", line.split()[0], "--kind", kind]) == 0
+
+
+def test_schema_prints_every_column_of_every_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["schema"]) == 0
+
+    out = capsys.readouterr().out
+    for name, table in TABLES.items():
+        assert f"{name}: {table.doc}" in out
+        assert all(field.name in out for field in table.schema)
+    assert set(TABLES) < set(DOCUMENTED_TABLES)
+
+
+def test_schema_says_what_null_means(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["schema", "scores"]) == 0
+    assert "looked at and could not be scored; never means 0" in capsys.readouterr().out
+
+
+def test_doctor_reports_versions_extras_and_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["doctor"]) == 0
+
+    out = capsys.readouterr().out
+    assert f"polars         {installed('polars')}" in out
+    for word in ("torch", "processors", "cache", "GiB free"):
+        assert word in out
+
+
+def test_doctor_finds_a_folder_that_could_shadow_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    assert run_command(["doctor"]) == 0
+    assert f"{tmp_path}/trainers has the name of a package of buffer-engine" in capsys.readouterr().out
+
+
+def test_doctor_can_require_an_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.diagnosis.EXTRAS", {"ray": ("no-such-distribution-anywhere",)})
+
+    assert run_command(["doctor", "--require", "ray"]) == 3
+    assert "buffer-engine[ray]" in capsys.readouterr().err
+
+
+def test_the_extras_known_to_doctor_are_those_of_the_package() -> None:
+    declared = declared_extras()
+    if not declared:
+        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+        declared = {
+            extra: {line.split(">")[0].split("[")[0] for line in lines}
+            for extra, lines in tomllib.loads(text)["project"]["optional-dependencies"].items()
+        }
+
+    for extra, distributions in EXTRAS.items():
+        if extra != "demo":  # made of other extras
+            assert set(distributions) == declared[extra]
+    assert set(declared) - set(EXTRAS) == {"dev"}
