@@ -86,7 +86,7 @@ def component_text(registry: Registry, name: str) -> str:
     """One component: documentation, fields, and for operators the contract."""
     found = registry.load(name)
     parts = [f"{name} ({registry.kind})", inspect.getdoc(found) or "", "fields:", fields_text(found.Config)]
-    contract = _contract_lines(found)
+    contract = _contract_lines(found, name)
     if contract:
         parts += ["contract:", "\n".join(f"  {line}" for line in contract)]
     requires = [f"{module} (extra {extra})" for module, extra in getattr(found, "requires", ())]
@@ -131,12 +131,12 @@ def summary_of(found: object) -> str:
     return (inspect.getdoc(found) or "").split("\n", 1)[0]
 
 
-def _contract_lines(found: Any) -> list[str]:
+def _contract_lines(found: Any, name: str) -> list[str]:
     """What an operator with default values promises; empty for what has no contract."""
     if not hasattr(found, "contract"):
         return []
     try:
-        contract = found(found.Config.model_validate({"type": _type_name(found)})).contract()
+        contract = found(found.Config.model_validate({"type": name})).contract()
     except ValidationError:
         return ["depends on fields that have no default; `buffer-engine check` shows it for a specification"]
     lines = [
@@ -147,11 +147,6 @@ def _contract_lines(found: Any) -> list[str]:
     ]
     doors = [door for door in ("drops", "holds", "masks", "adds") if getattr(contract, door)]
     return [*lines, f"rows: {', '.join(doors) or 'all kept'}"]
-
-
-def _type_name(found: Any) -> str:
-    default = found.Config.model_fields["type"].default
-    return default if isinstance(default, str) else "unknown"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
@@ -191,7 +186,7 @@ def components_markdown() -> str:
         for name in registry.names():
             found = registry.load(name)
             parts += [f"### {name}", inspect.getdoc(found) or "", fields_markdown(found.Config)]
-            contract = _contract_lines(found)
+            contract = _contract_lines(found, name)
             if contract:
                 parts.append("\n".join(f"- {line}" for line in contract))
     return "\n\n".join(part for part in parts if part) + "\n"
