@@ -133,10 +133,7 @@ class Inspection:
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """(name, DuckDB type) of a view's columns."""
-        described = self.query(f'DESCRIBE "{view}"')
-        return list(
-            zip(described.column("column_name").to_pylist(), described.column("column_type").to_pylist(), strict=True)
-        )
+        return [(row["column_name"], row["column_type"]) for row in self.rows(f'DESCRIBE "{view}"')]
 
     def close(self) -> None:
         """Let go of the connection and the mapped tables."""

@@ -68,7 +68,7 @@ def parse_sql(name: str, text: str) -> SqlText:
     columns: dict[str, str] = {}
     latest: list[str] = []
     for line in lines[1:]:
-        if not line.startswith("--"):
+        if not line.startswith("--   "):
             break
         note = _COLUMN_NOTE.match(line)
         if note is not None:

@@ -1,14 +1,23 @@
 -- Form and skill by weight version: share of replies that ended, were parsable, were right, and were right when parsable.
-WITH judged AS (
+WITH form AS (
+  SELECT
+    experience_id,
+    max(value) FILTER (WHERE name = 'ended') AS ended,
+    max(value) FILTER (WHERE name = 'parsable') AS parsable
+  FROM scores
+  WHERE is_current AND name IN ('ended', 'parsable')
+  GROUP BY experience_id
+),
+judged AS (
   SELECT
     experiences.run_id,
     experiences.partition,
     experiences.model_version,
-    coalesce(by_name['ended'], eos_sampled::INT::DOUBLE) AS ended,
-    by_name['parsable'] AS parsable,
+    coalesce(ended, eos_sampled::INT::DOUBLE) AS ended,
+    parsable,
     solved::INT AS solved
   FROM experiences
-  LEFT JOIN reward_components USING (experience_id)
+  LEFT JOIN form USING (experience_id)
   WHERE error IS NULL
 )
 SELECT

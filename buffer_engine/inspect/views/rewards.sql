@@ -4,19 +4,11 @@
 --   solved: the component with the greatest weight reached 1 (with several: all of them); null where the reward is
 --   components: how many components count
 --   missing: how many of them have no value
-WITH newest AS (
-  SELECT
-    experience_id,
-    name,
-    arg_max({'value': value, 'weight': weight}, version) AS score
-  FROM raw.scores
-  GROUP BY ALL
-),
-counting AS (
-  SELECT rollouts.run_id, rollouts.error, experience_id, name, score.value AS value, score.weight AS weight
-  FROM newest
+WITH counting AS (
+  SELECT rollouts.run_id, rollouts.error, experience_id, name, value, weight
+  FROM scores
   JOIN raw.rollouts AS rollouts USING (experience_id)
-  WHERE score.weight <> 0
+  WHERE is_current AND weight <> 0
 ),
 -- A penalty never rises above 0: it cannot be what is solved, however heavy it is.
 ranked AS (
