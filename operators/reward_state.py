@@ -46,7 +46,7 @@ def in_reward() -> pl.Expr:
     return pl.col("weight").is_not_null() & (pl.col("weight") != 0)
 
 
-def current_reward(scores: pl.DataFrame) -> pl.DataFrame:
+def current_reward(scores: pa.Table | pl.DataFrame) -> pl.DataFrame:
     """The reward of every scored experience and the score versions behind it.
 
     Args:
