@@ -128,8 +128,8 @@ def test_the_books_balance_at_every_look_while_another_process_writes(tmp_path: 
         assert writer.stdout.readline() == "ready\n"
         counts: list[int] = []
         with connect_store(tmp_path / "live") as inspection:
-            deadline = time.monotonic() + 4
-            while time.monotonic() < deadline and len(counts) < 25:
+            deadline = time.monotonic() + 3
+            while time.monotonic() < deadline and len(counts) < 15:
                 inspection.refresh()
                 assert inspection.rows("SELECT * FROM conservation WHERE NOT balanced") == []
                 [seen] = inspection.rows(
