@@ -154,6 +154,7 @@ def _validate(data: Mapping[str, Any]) -> tuple[list[Complaint], Spec | None, tu
     rest: dict[str, Any] = copy.deepcopy(dict(data))
     written = rest.get("operators")
     positions = tuple(range(len(cast("list[Any]", written)))) if isinstance(written, list) else ()
+    gone: set[PathParts] = set()
     for _ in range(_MAX_ROUNDS):
         try:
             return list(found.values()), Spec.model_validate(rest), positions
@@ -163,18 +164,24 @@ def _validate(data: Mapping[str, Any]) -> tuple[list[Complaint], Spec | None, tu
             return [*found.values(), *(Complaint((), item.message, item.fix, ()) for item in error.problems)], None, ()
         for complaint in fresh:
             original = _original(complaint, positions)
-            if original.path not in found and not _is_stand_in(rest, complaint):
+            # What a section says about itself after a part of it was taken out is not what the person wrote.
+            follows = any(place[: len(original.path)] == original.path for place in gone)
+            if not follows and original.path not in found and not _is_stand_in(rest, complaint):
                 found[original.path] = original
+        gone.update(_at_origin(complaint.removes, positions) for complaint in fresh)
         positions = _remove(rest, [complaint.removes for complaint in fresh], positions)
     return list(found.values()), None, ()
 
 
 def _original(complaint: Complaint, positions: tuple[int, ...]) -> Complaint:
     """The complaint with the operator's position in the file, not among those left."""
-    path = complaint.path
+    return Complaint(_at_origin(complaint.path, positions), complaint.message, complaint.fix, complaint.removes)
+
+
+def _at_origin(path: PathParts, positions: tuple[int, ...]) -> PathParts:
     if len(path) > 1 and path[0] == "operators" and isinstance(path[1], int):
-        path = ("operators", positions[path[1]], *path[2:])
-    return Complaint(path, complaint.message, complaint.fix, complaint.removes)
+        return ("operators", positions[path[1]], *path[2:])
+    return path
 
 
 def _is_stand_in(rest: Mapping[str, Any], complaint: Complaint) -> bool:

@@ -151,3 +151,18 @@ def test_the_extras_known_to_doctor_are_those_of_the_package() -> None:
         if extra != "demo":  # made of other extras
             assert set(distributions) == declared[extra]
     assert set(declared) - set(EXTRAS) == {"dev"}
+
+
+def test_the_specification_shown_in_the_documentation_is_sound(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    file = tmp_path / "shown.yaml"
+    file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+
+    assert run_command(["check", str(file)]) == 0
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "pipelines" / "examples").glob("*.yaml")))
+def test_every_shipped_specification_is_sound(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+    assert run_command(["check", str(file)]) == 0

@@ -195,6 +195,15 @@ def test_a_wrong_section_does_not_bring_problems_that_follow_from_it(tmp_path: P
     assert one(file).path == "explorer.group_size"
 
 
+def test_a_section_is_not_blamed_for_lacking_what_was_wrong_in_it(tmp_path: Path) -> None:
+    # The sql operator wants keep_where or query; a keep_where that is not SQL is one mistake, not two.
+    file = write_sample(
+        tmp_path, ("  - {type: group", '  - {type: sql, keep_where: "correct = = 1"}\n  - {type: group')
+    )
+
+    assert one(file).path == "operators.2.keep_where"
+
+
 def test_a_wrong_component_is_still_declared_for_those_who_name_it(tmp_path: Path) -> None:
     assert one(write_sample(tmp_path, ("type: scripted", "type: scriptde"))).path == "models.policy.type"
 
