@@ -27,7 +27,7 @@ from explorers.base import Engine, Message, Task
 from explorers.task_rows import tasks_table
 from explorers.tasksets.base import json_safe
 from explorers.tasksets.messages import read_messages
-from explorers.tasksets.row_source import jsonl_columns, parquet_columns, read_jsonl, read_parquet
+from explorers.tasksets.row_source import jsonl_columns, parquet_columns, parse_object, read_lines, read_parquet
 
 SHOWN_PROBLEMS = 10
 """Bad rows listed in an error; all of them are counted."""
@@ -126,7 +126,7 @@ class _Layout:
 
 
 def _layout(config: DialogueImport, path: Path) -> _Layout:
-    columns = parquet_columns(path) if path.suffix == ".parquet" else jsonl_columns(path)
+    columns = parquet_columns(path) if path.suffix == ".parquet" else jsonl_columns(path, skip_bad=True)
     listed = [config.messages] if config.messages else ["messages", "conversations"]
     wanted = {
         "auto": listed,
@@ -148,11 +148,18 @@ def _layout(config: DialogueImport, path: Path) -> _Layout:
     raise TasksetError(f"{path} has no column {expected} → it has {', '.join(sorted(columns))}; name the right ones")
 
 
+def _rows(path: Path) -> Iterator[tuple[str, bytes | Mapping[str, Any]]]:
+    """Rows with their place; lines of JSONL unparsed, so that one that is not JSON is a bad row like any other."""
+    if path.suffix == ".parquet":
+        yield from read_parquet(path)
+    else:
+        yield from read_lines(path)
+
+
 def _parsed(config: DialogueImport, path: Path, layout: _Layout) -> Iterator[_Dialogue | _Bad]:
-    rows = read_parquet(path) if path.suffix == ".parquet" else read_jsonl(path)
-    for where, values in islice(rows, config.limit):
+    for where, values in islice(_rows(path), config.limit):
         try:
-            yield _read(config, layout, where, values)
+            yield _read(config, layout, where, parse_object(values, where) if isinstance(values, bytes) else values)
         except ValueError as error:
             yield _Bad(where, "malformed", str(error))
         except TasksetError as error:

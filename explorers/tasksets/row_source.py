@@ -26,16 +26,30 @@ def read_jsonl(path: Path) -> Iterator[Row]:
     Raises:
         TasksetError: no such file, it cannot be read, or a line is not a JSON object; names file and line.
     """
+    return ((where, parse_object(line, where)) for where, line in read_lines(path))
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Lines that are not blank, unparsed, with `file:line`.
+
+    Raises:
+        TasksetError: no such file, or it cannot be read.
+    """
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield f"{path}:{number}", _object(line, f"{path}:{number}")
+                    yield f"{path}:{number}", line
     except OSError as error:
         raise TasksetError(f"{path} cannot be read: {error.strerror or error} → check the path") from error
 
 
-def _object(line: bytes, where: str) -> Mapping[str, Any]:
+def parse_object(line: bytes, where: str) -> Mapping[str, Any]:
+    """The JSON object of one line.
+
+    Raises:
+        TasksetError: it is not one; names `where`.
+    """
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -59,14 +73,23 @@ def read_parquet(path: Path) -> Iterator[Row]:
                 number += 1
 
 
-def jsonl_columns(path: Path) -> dict[str, str]:
+def jsonl_columns(path: Path, *, skip_bad: bool = False) -> dict[str, str]:
     """Columns of the first rows with Polars type names; `Object` where values are nested or of several kinds.
+
+    Args:
+        skip_bad: look past lines that are not JSON objects.
 
     Raises:
         TasksetError: the file is missing, empty or not JSONL.
     """
     kinds: dict[str, set[str]] = {}
-    for _, values in _some(islice(read_jsonl(path), HEAD_ROWS), path):
+    for where, line in _some(islice(read_lines(path), HEAD_ROWS), path):
+        try:
+            values = parse_object(line, where)
+        except TasksetError:
+            if not skip_bad:
+                raise
+            continue
         for key, value in values.items():
             kinds.setdefault(key, set()).update(() if value is None else (_kind(value),))
     return {key: _common(found) for key, found in kinds.items()}
@@ -84,12 +107,12 @@ def parquet_columns(path: Path) -> dict[str, str]:
         return {field.name: _arrow_kind(field.type) for field in file.schema_arrow}
 
 
-def _some(rows: Iterable[Row], path: Path) -> Iterator[Row]:
-    """The rows, or an error when there is none."""
+def _some(lines: Iterable[tuple[str, bytes]], path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines, or an error when there is none."""
     empty = True
-    for row in rows:
+    for line in lines:
         empty = False
-        yield row
+        yield line
     if empty:
         raise TasksetError(f"{path} is empty → it should have one JSON object per line")
 

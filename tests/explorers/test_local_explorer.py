@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import threading
@@ -117,7 +118,7 @@ def test_chunks_hold_whole_groups_in_order_and_no_more_rows_than_allowed(sizes, 
     assert [plan for chunk in chunks for plan in chunk] == plans
     for chunk in chunks:
         assert len(chunk) == 1 or sum(plan.group_size for plan in chunk) <= chunk_rows
-    for chunk, following in zip(chunks, chunks[1:], strict=False):
+    for chunk, following in itertools.pairwise(chunks):
         assert sum(plan.group_size for plan in chunk) + following[0].group_size > chunk_rows
 
 
