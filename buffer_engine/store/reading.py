@@ -21,12 +21,12 @@ from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.segments import frame_checksum
 
 _DECODED_FRAMES = 4096
-FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3"
+FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3"
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One committed record batch: where it lies and what its bytes must hash to."""
+    """One committed record batch: where it lies and what its bytes, and those of its file's schema, must hash to."""
 
     frame_id: int
     table: str
@@ -36,6 +36,8 @@ class Frame:
     rows: int
     version: int
     xxh3: int
+    head: int
+    head_xxh3: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,13 @@ class SegmentReader:
                     "from a copy"
                 )
             self._checked.add(frame.frame_id)
-        return present(pa.ipc.read_record_batch(data, mapped.schema), TABLES[frame.table])
+        try:
+            return present(pa.ipc.read_record_batch(data, mapped.schema), TABLES[frame.table])
+        except (pa.ArrowInvalid, OSError) as error:
+            raise CorruptSegmentError(
+                f"{_place(self._layout, frame)}: the bytes are as written but not a record batch of {frame.table} "
+                f"({error}); the catalog points to the wrong place: restore it from a copy"
+            ) from error
 
     def _map(self, frame: Frame) -> _Mapped:
         end = frame.offset + frame.length
@@ -130,12 +138,13 @@ class SegmentReader:
         with explained(path, "map a segment"):
             file = pa.memory_map(str(path), "r")
             data = file.read_buffer(file.size())
-        try:
-            schema = pa.ipc.read_schema(pa.BufferReader(data))
-        except pa.ArrowInvalid as error:
+        head = data.slice(0, frame.head)
+        if frame_checksum(memoryview(head)) != frame.head_xxh3:
             raise CorruptSegmentError(
-                f"{path}: the schema at the start of the file is damaged ({error}); restore the file from a copy"
-            ) from error
+                f"{_place(self._layout, frame)}: the schema at the start of the file has changed since it was "
+                "written; restore the file from a copy"
+            )
+        schema = pa.ipc.read_schema(head)
         if schema.equals(TABLES[frame.table].schema, check_metadata=True):
             schema = TABLES[frame.table].schema
         mapped = _Mapped(data, schema)

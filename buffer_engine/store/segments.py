@@ -97,9 +97,11 @@ class SegmentWriter:
             self._leave(table)
         self._count += 1
         name = segment_name(table, self._writer_id, self._count)
+        head = memoryview(TABLES[table].schema.serialize())
         with self._catalog.transaction(f"begin a segment of {table}") as connection:
             connection.execute(
-                "INSERT INTO segments (tbl, name, writer) VALUES (?, ?, ?)", (table, name, self._writer_id)
+                "INSERT INTO segments (tbl, name, writer, head, head_xxh3) VALUES (?, ?, ?, ?, ?)",
+                (table, name, self._writer_id, len(head), frame_checksum(head)),
             )
             (segment_id,) = connection.execute("SELECT last_insert_rowid()").fetchone()
         path = self._layout.segment(name)
@@ -109,7 +111,7 @@ class SegmentWriter:
             segment = _Segment(path, segment_id, table)
             self._open[table] = segment
             try:
-                segment.write(memoryview(TABLES[table].schema.serialize()))
+                segment.write(head)
                 if self._power:
                     _sync_folder(path.parent)
                     if made:
