@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any, Literal, cast
 
 from buffer_engine.errors import ConfigError, TasksetError
-from buffer_engine.identity import prompt_hash
-from buffer_engine.schema import TASKS
 from buffer_engine.store import open_store
 from buffer_engine.store.base import ExperienceStore
 from buffer_engine.weights import MemoryWeightChannel
-from explorers.base import Engine, Explorer, Sampling, Task
-from explorers.local import LocalExplorer
+from explorers.base import Engine, Explorer, Task
+from explorers.config import ExplorerConfig
+from explorers.models.base import ModelConfig
 from explorers.models.opening import open_engine
-from explorers.models.weights_cache import resolve_model_folder
-from explorers.registry import TASKSETS, WORKFLOWS
-from pipelines.clock import now
+from explorers.models.weights_cache import resolve_model
+from explorers.opening import open_explorer, open_taskset
+from explorers.task_rows import tasks_table
+from explorers.tasksets.base import TasksetConfig
 from pipelines.curate import Curator
 from pipelines.plan import Plan
 from pipelines.spec import Spec
@@ -73,20 +71,16 @@ def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collecti
     explorer: Explorer | None = None
     evaluator: Explorer | None = None
     if explorer_section is not None and engine is not None:
-        explorer = _explorer(spec, engine, explorer_section.sampling, purpose="explore")
+        explorer = open_explorer(explorer_section, engine, seed=spec.seed)
         if spec.loop.evaluate is not None:
-            evaluation = spec.loop.evaluate.sampling.model_copy(
-                update={"max_tokens": explorer_section.sampling.max_tokens, "stop": explorer_section.sampling.stop}
-                if "max_tokens" not in spec.loop.evaluate.sampling.model_fields_set
-                else {}
-            )
-            evaluator = _explorer(spec, engine, evaluation, purpose="evaluate")
+            evaluator = open_explorer(_evaluation_section(spec, explorer_section), engine, seed=spec.seed)
     trainer: Trainer | None = None
     if trainer_section is not None:
         trainer = TRAINERS.load(trainer_section.type)(
             trainer_section, _model_folder(spec, trainer_section.model), seed=spec.seed
         )
-    _store_tasks(store, tasks)
+    for group in tasks.values():
+        store.append("tasks", tasks_table(group))
     return Assembly(
         spec=spec,
         config_hash=plan.config_hash,
@@ -119,33 +113,11 @@ def _load_tasks(spec: Spec, *, explore: bool) -> dict[str, list[Task]]:
             names.append(spec.loop.evaluate.tasks)
     loaded: dict[str, list[Task]] = {}
     for name in names:
-        config: Any = spec.tasks[name]
-        tasks: list[Task] = TASKSETS.load(config.type)(config).load(name)
+        tasks = open_taskset(cast("TasksetConfig", spec.tasks[name])).load(name)
         if not tasks:
-            raise TasksetError(f"task set {name!r} ({config.type}) has no tasks")
+            raise TasksetError(f"task set {name!r} has no tasks")
         loaded[name] = tasks
     return loaded
-
-
-def _store_tasks(store: ExperienceStore, tasks: dict[str, list[Task]]) -> None:
-    """Tasks are rows too: stored once, compared on every start."""
-    import json
-
-    for group in tasks.values():
-        dictionaries = [[message.as_dict() for message in task.messages] for task in group]
-        table = pa.table(
-            {
-                "task_id": [task.task_id for task in group],
-                "taskset": [task.taskset for task in group],
-                "partition": [task.partition for task in group],
-                "messages": dictionaries,
-                "prompt_hash": [prompt_hash(messages) for messages in dictionaries],
-                "info_json": [json.dumps(task.info, ensure_ascii=False, sort_keys=True) for task in group],
-                "created_at": [now()] * len(group),
-            },
-            schema=TASKS.schema,
-        )
-        store.append("tasks", table)
 
 
 def _engine(spec: Spec, *, explore: bool) -> Engine | None:
@@ -160,24 +132,19 @@ def _engine(spec: Spec, *, explore: bool) -> Engine | None:
             path="imports",
             fix="one run has one tokenizer: name the same model in all of them",
         )
-    return open_engine(spec.models[names[0]])
+    return open_engine(cast("ModelConfig", spec.models[names[0]]))
 
 
-def _explorer(spec: Spec, engine: Engine, sampling: Sampling, *, purpose: str) -> Explorer:
-    section = spec.explorer
-    assert section is not None
-    workflow: Any = section.workflow
-    return LocalExplorer(
-        engine,
-        WORKFLOWS.load(workflow.type)(workflow),
-        sampling=sampling,
-        chunk_rows=section.chunk_rows,
-        timeout_seconds=section.timeout_seconds,
-        max_retries=section.max_retries,
-        seed=spec.seed,
-    )
+def _evaluation_section(spec: Spec, explorer: ExplorerConfig) -> ExplorerConfig:
+    """The explorer as evaluation uses it: its own sampling, with the explorer's limits where none are given."""
+    assert spec.loop.evaluate is not None
+    own = spec.loop.evaluate.sampling
+    limits = {
+        name: getattr(explorer.sampling, name) for name in ("max_tokens", "stop") if name not in own.model_fields_set
+    }
+    return explorer.model_copy(update={"sampling": own.model_copy(update=limits)})
 
 
 def _model_folder(spec: Spec, name: str) -> Path:
     model: Any = spec.models[name]
-    return resolve_model_folder(model.path)
+    return resolve_model(model.path)

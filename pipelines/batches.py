@@ -7,7 +7,7 @@ same function, and `rebuild` needs nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,19 @@ def build_manifest(
     policy: ReadPolicy,
     config_hash: str,
     seed: int,
+    reward_penalties: Callable[[TrainBatch], pa.Array] | None = None,
 ) -> Manifest:
     """Decide rewards, advantages and weights of the reserved rows.
 
     Advantages are computed over the reserved rows of each group, which are those that every operator kept.
+
+    Args:
+        reward_penalties: gives what a KL term in the reward takes off each row (see `TorchTrainer.kl_penalties`); the
+            manifest's `reward` stays the stored one, its advantages are those of the penalised rewards.
     """
     ids = list(reservation.experience_ids)
     payload = store.fetch(ids, columns=["experience_id", "group_id", "made_by", "error"])
-    rewards = current_reward(_frame(store.narrow("scores", ids)))
+    rewards = current_reward(store.narrow("scores", ids))
     frame = _frame(payload).join(rewards, on="experience_id", how="left", maintain_order="left")
     frame = frame.with_columns(
         pl.when(pl.col("error").is_null()).then(pl.col("reward")).alias("reward"),
@@ -73,28 +78,8 @@ def build_manifest(
             counts["no_reward"] = missing.height
             unusable = _rejections(missing["experience_id"].to_list(), reservation.run_id, reservation.batch_id)
             frame = frame.filter(pl.col("reward").is_not_null())
-    advantages = pl.Series("advantage", [None] * frame.height, dtype=pl.Float64)
-    if algorithm.needs.advantages:
-        result = compute_advantages(
-            algorithm.config.advantage, frame.select("experience_id", "group_id", "reward", "error")
-        )
-        advantages = result.advantages.alias("advantage")
-        counts.update(result.counts)
-    rows = pa.table(
-        {
-            "batch_id": [reservation.batch_id] * frame.height,
-            "position": np.arange(frame.height, dtype=np.int32),
-            "experience_id": frame["experience_id"].to_list(),
-            "group_id": frame["group_id"].to_list(),
-            "reward": frame["reward"].to_list(),
-            "advantage": advantages.to_list(),
-            "weight": np.ones(frame.height),
-            "kind": ["expert" if made_by == "import" else "rollout" for made_by in frame["made_by"].to_list()],
-            "score_versions_json": frame["score_versions_json"].to_list(),
-        },
-        schema=BATCH_ROWS.schema,
-    )
-    trained = int(pc.sum(_masked_lengths(store.fetch(frame["experience_id"].to_list(), columns=["loss_mask"]))).as_py() or 0)
+    rows = _batch_rows(reservation.batch_id, frame, pl.Series([None] * frame.height, dtype=pl.Float64))
+    lengths = _trained_tokens(store, frame["experience_id"].to_list())
     batch = pa.table(
         {
             "batch_id": [reservation.batch_id],
@@ -103,7 +88,7 @@ def build_manifest(
             "model_version": [reservation.model_version],
             "algorithm": [algorithm.config.type],
             "rows": [frame.height],
-            "trained_tokens": [trained],
+            "trained_tokens": [lengths],
             "config_hash": [config_hash],
             "code_commit": [code_commit()],
             "reader_json": [json.dumps(policy.model_dump(mode="json"), sort_keys=True)],
@@ -112,6 +97,14 @@ def build_manifest(
         },
         schema=BATCHES.schema,
     )
+    if algorithm.needs.advantages and frame.height:
+        shaped = frame.select("experience_id", "group_id", "reward", "error")
+        if reward_penalties is not None and algorithm.needs.reward_penalty:
+            penalties = pl.Series(reward_penalties(assemble_batch(store, batch, rows)).to_numpy(zero_copy_only=False))
+            shaped = shaped.with_columns(pl.col("reward") - penalties)
+        result = compute_advantages(algorithm.config.advantage, shaped)
+        rows = _batch_rows(reservation.batch_id, frame, result.advantages)
+        counts.update(result.counts)
     return Manifest(batch, rows, unusable, counts)
 
 
@@ -169,6 +162,30 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     return frame
 
 
+def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series) -> pa.Table:
+    return pa.table(
+        {
+            "batch_id": [batch_id] * frame.height,
+            "position": np.arange(frame.height, dtype=np.int32),
+            "experience_id": frame["experience_id"].to_list(),
+            "group_id": frame["group_id"].to_list(),
+            "reward": frame["reward"].to_list(),
+            "advantage": advantages.to_list(),
+            "weight": np.ones(frame.height),
+            "kind": ["expert" if made_by == "import" else "rollout" for made_by in frame["made_by"].to_list()],
+            "score_versions_json": frame["score_versions_json"].to_list(),
+        },
+        schema=BATCH_ROWS.schema,
+    )
+
+
+def _trained_tokens(store: ExperienceStore, ids: list[str]) -> int:
+    """Unmasked tokens of rows: the batch's token denominator."""
+    masked = _masked_rows(store, ids)
+    mask = _one_list(store.fetch([row for row in ids if row not in masked], columns=["loss_mask"]).column("loss_mask"))
+    return int(mask.flatten().to_numpy(zero_copy_only=False).astype(np.int64).sum())
+
+
 def _rejections(ids: list[str], run_id: str, batch_id: str) -> pa.Table:
     return pa.table(
         {
@@ -196,12 +213,6 @@ def _masked_rows(store: ExperienceStore, ids: list[str]) -> set[str]:
 def _one_list(column: pa.ChunkedArray) -> pa.ListArray:
     chunks = column.combine_chunks()
     return chunks if isinstance(chunks, pa.ListArray) else pa.concat_arrays(chunks.chunks)
-
-
-def _masked_lengths(table: pa.Table) -> pa.Array:
-    mask = _one_list(table.column("loss_mask"))
-    flat = mask.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return pa.array([int(flat.sum())])
 
 
 def _zero_rows(column: pa.ChunkedArray, zero: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.ListArray:

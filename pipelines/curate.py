@@ -7,10 +7,12 @@ the pass cursor become visible together or not at all. A pass that is interrupte
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +22,7 @@ from buffer_engine.schema import ROLLOUTS
 from buffer_engine.store.base import ExperienceStore
 from explorers.base import Engine, Message
 from operators.engine import CurationResult, run_operators
-from operators.frame import build_frame
+from operators.frame import build_frame, current_reward
 from operators.plan import OperatorPlan
 from pipelines.clock import now
 from pipelines.cursors import RunCursors
@@ -39,6 +41,16 @@ class PassSummary:
     rejected: int
     held: int
     added: int
+
+
+def scoring_steps(plan: OperatorPlan) -> OperatorPlan:
+    """The operators of a plan that only score or derive columns, for rows that no filter may judge."""
+    steps = tuple(
+        step
+        for step in plan.steps
+        if not (step.contract.drops or step.contract.holds or step.contract.masks or step.contract.adds)
+    )
+    return replace(plan, steps=steps)
 
 
 class Curator:
@@ -75,7 +87,36 @@ class Curator:
 
     def score_rows(self, rollouts: pa.Table, *, step: int, model_version: int, pass_id: str) -> CurationResult:
         """Run only the operators that score or derive columns; nothing is written. For evaluation rows."""
-        return self._run(self._plan.scoring(), rollouts, step=step, model_version=model_version, pass_id=pass_id)
+        return self._run(scoring_steps(self._plan), rollouts, step=step, model_version=model_version, pass_id=pass_id)
+
+    def reward_numbers(self, pass_ids: Sequence[str]) -> dict[str, float]:
+        """Mean and spread of the reward over all rows of these passes that have one, whatever became of them."""
+        decisions = self._store.table("decisions", columns=["experience_id", "pass_id"])
+        chosen = decisions.filter(pc.is_in(decisions.column("pass_id"), value_set=pa.array(list(pass_ids))))
+        ids = list(dict.fromkeys(chosen.column("experience_id").to_pylist()))
+        rewards = current_reward(self._store.narrow("scores", ids))["reward"].drop_nulls()
+        if rewards.is_empty():
+            return {}
+        return {
+            "curate/reward_mean": float(np.mean(rewards.to_numpy())),
+            "curate/reward_std": float(np.std(rewards.to_numpy())),
+        }
+
+    def reject_counts(self, pass_ids: Sequence[str]) -> list[tuple[str, str, int]]:
+        """(operator, reason, rows) of what these passes rejected or held, most first."""
+        decisions = self._store.table("decisions", columns=["operator", "reason", "verdict", "pass_id"])
+        chosen = decisions.filter(
+            pc.and_(
+                pc.is_in(decisions.column("pass_id"), value_set=pa.array(list(pass_ids), pa.string())),
+                pc.is_in(decisions.column("verdict"), value_set=pa.array(["reject", "hold"])),
+            )
+        )
+        counts = Counter(zip(chosen.column("operator").to_pylist(), chosen.column("reason").to_pylist(), strict=True))
+        return [(operator, reason, count) for (operator, reason), count in counts.most_common()]
+
+    def close(self) -> None:
+        """Free what operators set up (worker processes)."""
+        self._plan.close()
 
     def _next_rows(self) -> list[str]:
         """Ids of new rows in arrival order, cut at a group boundary once `PASS_ROWS` are reached."""
@@ -101,8 +142,8 @@ class Curator:
         rollouts = self._store.fetch(ids)
         result = self._run(self._plan, rollouts, step=step, model_version=model_version, pass_id=pass_id)
         tables = {"scores": result.scores, "decisions": result.decisions, "operator_runs": result.runs}
-        added = result.added.num_rows if result.added is not None else 0
-        if result.added is not None and added:
+        added = result.added.height
+        if added:
             tables["rollouts"] = self._new_rows(rollouts, result.added, number)
         self._store.append_all(
             {name: table for name, table in tables.items() if table.num_rows},
@@ -127,7 +168,7 @@ class Curator:
             rollouts,
             self._task_rows(rollouts),
             scores,
-            columns=plan.columns,
+            columns=set(plan.frame_columns) | {"error"},
             info_columns=self._info_columns,
         )
         return run_operators(
@@ -138,7 +179,7 @@ class Curator:
             model_version=model_version,
             pass_id=pass_id,
             run_id=self._run_id,
-            existing_scores=scores,
+            scores=scores,
             history=self._history,
         )
 
@@ -161,13 +202,13 @@ class Curator:
             info_columns=self._info_columns,
         )
 
-    def _new_rows(self, parents: pa.Table, added: pa.Table, number: int) -> pa.Table:
+    def _new_rows(self, parents: pa.Table, added: pl.DataFrame, number: int) -> pa.Table:
         """Rollouts for the rows that operators made: new text, new ids, the parent's task, a group of their own."""
         by_id = {row["experience_id"]: row for row in parents.to_pylist()}
         rows: list[dict[str, Any]] = []
         # A loop over rows: each needs its own tokenisation, which dominates.
-        for index, new in enumerate(added.to_pylist()):
-            parent = by_id[new["parent"]]
+        for index, new in enumerate(added.to_dicts()):
+            parent = by_id[new["parent_id"]]
             messages = [Message(role=m["role"], content=m["content"]) for m in new["messages"]]
             if self._engine is not None:
                 token_ids, mask = self._engine.encode_dialogue(messages)

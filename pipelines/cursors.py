@@ -42,7 +42,7 @@ class RunCursors:
         return f"{self.run_id}/evaluation_chunks/{step}"
 
     def imported(self, source: str) -> str:
-        """Source rows of an import that are stored."""
+        """Chunks of an import that are stored."""
         return f"{self.run_id}/imported/{source}"
 
     def import_done(self, source: str) -> str:

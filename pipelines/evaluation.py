@@ -12,7 +12,7 @@ from buffer_engine.identity import group_id
 from buffer_engine.schema import DECISIONS
 from buffer_engine.store.base import ExperienceStore
 from explorers.base import Chunk, Explorer, GroupPlan, Task
-from operators.frame import current_reward
+from operators.reward_state import current_reward, current_scores, read_scores
 from pipelines.clock import now
 from pipelines.curate import Curator
 from pipelines.cursors import RunCursors
@@ -107,10 +107,9 @@ def _metrics(store: ExperienceStore, rollouts: pa.Table, name: str, solved: str 
     ids = fine.column("experience_id").to_pylist()
     if not ids:
         return metrics
-    scores = pl.from_arrow(store.narrow("scores", ids))
-    assert isinstance(scores, pl.DataFrame)
+    scores = store.narrow("scores", ids)
     rows = pl.DataFrame({"experience_id": ids}).join(current_reward(scores), on="experience_id", how="left")
-    newest = scores.sort("version").group_by("experience_id", "name").last()
+    newest = current_scores(read_scores(scores))
     wide = rows.select("experience_id", "reward")
     for component in sorted(newest["name"].unique().to_list()):
         values = newest.filter(pl.col("name") == component).select("experience_id", pl.col("value").alias(component))

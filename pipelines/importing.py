@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from buffer_engine.errors import ConfigError
-from explorers.importing import import_dialogues
+from explorers.importing import DialogueImport, import_dialogues
 from pipelines.assemble import Assembly
 from pipelines.cursors import RunCursors
 from pipelines.progress import Progress
+from pipelines.spec import ImportSection
 
 
 def import_all(assembly: Assembly, progress: Progress) -> int:
@@ -23,24 +24,22 @@ def import_all(assembly: Assembly, progress: Progress) -> int:
             continue
         if assembly.engine is None:
             raise ConfigError.one(f"import {name!r} needs a model to tokenise with", path=f"imports.{name}.model")
-        start = store.cursor(cursors.imported(name))
+        stored = store.cursor(cursors.imported(name))
         with progress.phase(f"importing {name}", total=None) as advance:
-            for part in import_dialogues(
-                source.path,
-                engine=assembly.engine,
-                run_id=assembly.run_id,
-                name=name,
-                form=source.format,
-                partition=source.partition,
-                on_bad_row=source.on_bad_row,
-                start_row=start,
-            ):
+            for index, part in enumerate(import_dialogues(_as_import(name, source), engine=assembly.engine, run_id=assembly.run_id)):
+                if index < stored:
+                    continue
                 tables = {"tasks": part.tasks, "rollouts": part.rollouts, "events": part.events}
                 receipt = store.append_all(
                     {table: rows for table, rows in tables.items() if rows.num_rows},
-                    cursors={cursors.imported(name): part.next_row},
+                    cursors={cursors.imported(name): index + 1},
                 )
                 total += receipt.appended.get("rollouts", 0)
                 advance(part.rollouts.num_rows)
         store.append_all({}, cursors={cursors.import_done(name): 1})
     return total
+
+
+def _as_import(name: str, source: ImportSection) -> DialogueImport:
+    """The specification's section as the importer takes it."""
+    return DialogueImport.model_validate({**source.model_dump(exclude={"model"}), "taskset": name})

@@ -16,11 +16,9 @@ from typing import Any
 import pyarrow as pa
 
 from buffer_engine.errors import ConfigError, StarvedError, TrainingError
-from buffer_engine.identity import group_id
 from buffer_engine.schema import EVENTS, MODELS
 from buffer_engine.store.base import ReadPolicy
-from explorers.base import GroupPlan
-from explorers.sampler import select_tasks
+from explorers.sampler import plan_groups, select
 from pipelines.assemble import Assembly, Part
 from pipelines.batches import assemble_batch, build_manifest, stored_manifest
 from pipelines.checkpoints import CheckpointFolder, CheckpointState
@@ -64,7 +62,7 @@ class Loop:
         self._parts = parts
         self._cursors = RunCursors(assembly.run_id)
         trainer: Any = assembly.spec.trainer
-        self._read: ReadPolicy = trainer.read if trainer is not None else ReadPolicy()
+        self._read: ReadPolicy = trainer.read if trainer is not None else ReadPolicy.model_validate({})
         self._algorithm: Algorithm[Any] | None = (
             ALGORITHMS.load(trainer.algorithm.type)(trainer.algorithm) if trainer is not None else None
         )
@@ -73,6 +71,7 @@ class Loop:
             assembly.folder, assembly.run_id, keep=trainer.checkpoint.keep if trainer is not None else 1
         )
         self._version = 0
+        self._step_passes: list[str] = []
         self._outcome = LoopOutcome()
 
     def run(self) -> LoopOutcome:
@@ -129,16 +128,14 @@ class Loop:
         assert explorer is not None
         assert section is not None
         index = self._store.cursor(self._cursors.explorations)
-        picked = select_tasks(
+        picked = select(
             self._assembly.tasks[section.tasks],
-            step=index,
+            start=index * section.tasks_per_step,
             count=section.tasks_per_step,
             order=section.order,
             seed=self._spec.seed,
         )
-        groups = [
-            GroupPlan(task, group_id(self._run_id, task.task_id, visit), section.group_size) for task, visit in picked
-        ]
+        groups = plan_groups(picked, run_id=self._run_id, group_size=section.group_size)
         started = time.perf_counter()
         with self._progress.phase(f"step {step}: exploring", total=len(groups) * section.group_size) as advance:
             numbers = explore_groups(
@@ -166,6 +163,7 @@ class Loop:
         if not passes:
             return
         rows = sum(summary.rows for summary in passes)
+        self._step_passes += [summary.pass_id for summary in passes]
         self._outcome.curated_rows += rows
         self._write(
             step,
@@ -219,6 +217,7 @@ class Loop:
     def _form_batch(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
         """Explore and curate until a batch can be reserved, then write its manifest."""
         explores = self._assembly.explorer is not None and "explore" in self._parts
+        self._step_passes = []
         while True:
             done = self._store.cursor(self._cursors.explored(step))
             if explores and done == 0:
@@ -251,6 +250,7 @@ class Loop:
             policy=self._read,
             config_hash=self._assembly.config_hash,
             seed=self._spec.seed,
+            reward_penalties=getattr(self._assembly.trainer, "kl_penalties", None),
         )
         if manifest.unusable is not None:
             self._store.append("decisions", manifest.unusable)
@@ -264,7 +264,7 @@ class Loop:
         return manifest.batch, manifest.rows
 
     def _starved(self, step: int, explorations: int) -> None:
-        counts = self._assembly.curator.reject_counts(step)
+        counts = self._assembly.curator.reject_counts(self._step_passes)
         listed = "; ".join(f"{operator}: {reason} {count}" for operator, reason, count in counts) or "no row was made"
         message = (
             f"step {step} found fewer than {self._read.min_rows} rows to train on after {explorations} explorations. "

@@ -16,7 +16,7 @@ def write_specification(
     """Write tasks and a specification into `folder`; the store will be `folder/<store>`."""
     tasks = folder / "tasks.jsonl"
     if not tasks.exists():
-        lines = [json.dumps({"question": f"say {word}", "wanted": "[a-m]"}) for word in WORDS]
+        lines = [json.dumps({"question": f"say {word}", "wanted": "(?s).*[a-m].*"}) for word in WORDS]
         tasks.write_text("\n".join(lines) + "\n")
     split = "{share: 0.25, seed: 3, part: %s}"
     text = f"""
