@@ -20,6 +20,7 @@ from buffer_engine.registry import Registry
 from buffer_engine.store.base import ReadPolicy
 from explorers.models.weights_cache import PACKAGED, check_folder
 from explorers.registry import MODELS, TASKSETS, WORKFLOWS
+from explorers.tasksets.row_source import jsonl_columns, parquet_columns
 from pipelines.load import Draft
 from pipelines.secrets import reveal
 from pipelines.spec import Spec
@@ -89,6 +90,26 @@ def task_columns(spec: Spec, found: Findings) -> dict[str, dict[str, str]]:
             columns[name] = dict(TASKSETS.load(config.type)(reveal(config)).columns())
         except BufferEngineError as error:
             found.error(("tasks", name), error)
+    return columns
+
+
+def import_columns(spec: Spec, found: Findings) -> dict[str, str]:
+    """Info keys and type names that imported rows bring: columns of their files that are not the dialogue itself."""
+    columns: dict[str, str] = {}
+    for name, source in spec.imports.items():
+        path = Path(source.path).expanduser()
+        if not path.is_file():
+            found.problem(("imports", name, "path"), f"there is no file {path}", "paths start at the current folder")
+            continue
+        try:
+            kinds = parquet_columns(path) if path.suffix == ".parquet" else jsonl_columns(path, skip_bad=True)
+        except BufferEngineError as error:
+            found.error(("imports", name, "path"), error)
+            continue
+        dialogue = {source.messages, source.prompt, source.response, "messages", "conversations"}
+        for column, kind in kinds.items():
+            if column not in dialogue:
+                columns.setdefault(column, kind)
     return columns
 
 
@@ -168,11 +189,6 @@ def _models(spec: Spec, found: Findings) -> None:
                 check_folder(Path(shown).expanduser(), shown)
         except BufferEngineError as error:
             found.error(("models", name, "path"), error)
-    for name, source in spec.imports.items():
-        if not source.path.is_file():
-            found.problem(
-                ("imports", name, "path"), f"there is no file {source.path}", "paths start at the current folder"
-            )
 
 
 def _stages(spec: Spec, found: Findings) -> None:

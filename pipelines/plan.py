@@ -19,7 +19,7 @@ from operators.base import OperatorConfig, ScoreOperatorConfig
 from operators.frame import FRAME_COLUMNS
 from operators.plan import OperatorPlan, compile_operators
 from operators.registry import OPERATORS
-from pipelines.cross_checks import Findings, algorithm_needs, check_sections, importable, task_columns
+from pipelines.cross_checks import Findings, algorithm_needs, check_sections, import_columns, importable, task_columns
 from pipelines.load import Draft, LoadedSpec, hash_of, loaded, ordered, plain, read_draft
 from pipelines.spec import EvaluateSection, Spec
 from pipelines.summary import summarise
@@ -73,7 +73,8 @@ def _plan(draft: Draft) -> Plan:
         raise ConfigError(draft.problems, file=draft.file)
     check_sections(spec, found)
     columns = task_columns(spec, found)
-    types = _polars_types(columns.get(spec.explorer.tasks, {}) if spec.explorer is not None else {})
+    imported = _polars_types(import_columns(spec, found))
+    types = imported | _polars_types(columns.get(spec.explorer.tasks, {}) if spec.explorer is not None else {})
     unknown = spec.explorer is not None and spec.explorer.tasks not in columns
     operators = _operators(spec, types, found, columns_unknown=unknown)
     _reward(spec, found)

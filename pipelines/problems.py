@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from buffer_engine.errors import ConfigError, did_you_mean
 from pipelines.describe import Choice, FieldDoc, default_text, document, kind_in_words, model_here, walk
+from pipelines.spec import NAME_PATTERN
 from pipelines.yaml_text import PathParts, parse_value
 
 _EXPECTED: Mapping[str, str] = {
@@ -89,9 +90,9 @@ def conversions(model: type[BaseModel], data: Mapping[str, Any]) -> Iterator[Com
         if not isinstance(value, (str, bool, int)) or any(choice.registry is not None for choice in found):
             continue
         kinds = {kind for choice in found for kind in _scalar_kinds(choice)}
-        if not kinds or Any in kinds or type(value) in kinds or (type(value) is int and float in kinds):
+        if not kinds & {int, float, bool} or Any in kinds or type(value) in kinds:
             continue
-        if isinstance(value, str) and not kinds & {int, float, bool}:
+        if type(value) is int and float in kinds:
             continue
         default = default_text(info) if info is not None and isinstance(path[-1], str) else None
         fix = f"the default is {default}" if default not in (None, "null") else ""
@@ -160,10 +161,14 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], path: PathParts,
         limit = f"{words} {context.get(key)}"
         return Complaint(path, f"must be {limit}, found {shown(value)}", usual or f"write a number {limit}", path)
     if kind == "string_pattern_mismatch":
-        fix = doc.description if doc is not None else ""
+        allowed = "letters, digits, `_`, `.` and `-`" if context.get("pattern") == NAME_PATTERN else ""
+        fix = doc.description if doc is not None else f"use only {allowed}" if allowed else ""
         return Complaint(path, f"{shown(value)} does not match {context.get('pattern')}", fix, path)
     if kind in _EXPECTED:
-        return Complaint(path, f"expected {_EXPECTED[kind]}, found {shown(value)}", _type_fix(kind, value, usual), path)
+        fix = _type_fix(kind, value, usual)
+        if isinstance(value, str) and _is_component(model, data, path):
+            fix = f"write {{type: {value}}} if {value} is its type"
+        return Complaint(path, f"expected {_EXPECTED[kind]}, found {shown(value)}", fix, path)
     message = detail["msg"].removeprefix("Value error, ")
     found = f", found {shown(value)}" if kind not in ("value_error", "assertion_error") else ""
     return Complaint(path, f"{message[:1].lower()}{message[1:]}{found}", usual, path)
@@ -200,6 +205,12 @@ def _model_at(model: type[BaseModel], data: Mapping[str, Any], path: PathParts) 
     return None
 
 
+def _is_component(model: type[BaseModel], data: Mapping[str, Any], path: PathParts) -> bool:
+    return any(
+        here == path and any(choice.registry is not None for choice in found) for here, found, _, _ in walk(model, data)
+    )
+
+
 def _fields_at(model: type[BaseModel], data: Mapping[str, Any], path: PathParts) -> dict[str, FieldDoc]:
     owner = _model_at(model, data, path)
     return {doc.name: doc for doc in document(owner)} if owner is not None else {}
@@ -227,4 +238,4 @@ def shown(value: object) -> str:
 
 
 def _a(kind: str) -> str:
-    return kind if kind.startswith(("one of", "true", "text", "null", "list", "mapping")) else f"a {kind}"
+    return f"a {kind}" if kind.startswith(("whole", "number", "path")) else kind

@@ -12,9 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny
 
 from buffer_engine.config import ComponentConfig, component
-from buffer_engine.store.base import Durability, Partition
+from buffer_engine.store.base import Durability
 from explorers.base import Sampling
 from explorers.config import ExplorerConfig
+from explorers.importing import DialogueImport
 from explorers.registry import MODELS, TASKSETS
 from operators.registry import OPERATORS
 from trainers.registry import TRAINERS
@@ -39,18 +40,10 @@ class StoreSection(ComponentConfig):
     )
 
 
-class ImportSection(ComponentConfig):
+class ImportSection(DialogueImport):
     """Offline data: a file of dialogues that becomes rollouts."""
 
-    path: Path = Field(description="JSONL or Parquet file")
-    format: Literal["auto", "messages", "sharegpt", "prompt_response"] = Field(
-        default="auto", description="how a row holds the dialogue; `auto` looks at the first rows"
-    )
     model: Reference = Field(description="name under `models` whose tokenizer and chat template make the token ids")
-    partition: Partition = Field(default="train", description="`train` or `eval`; the two never mix")
-    on_bad_row: Literal["error", "skip"] = Field(
-        default="error", description="a row that cannot be read: stop, or leave it out and count it as an event"
-    )
 
 
 class EvaluateSampling(ComponentConfig):

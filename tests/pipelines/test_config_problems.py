@@ -128,6 +128,9 @@ def test_the_sample_itself_has_no_problems(tmp_path: Path) -> None:
          "tasks.train", 8, "none.jsonl"),
         (("{tasks: heldout,", "{tasks: train,"), "loop.evaluate.tasks", 28, "is of partition 'train', not 'eval'"),
         (("max_tokens: 3", "max_token: 3"), "explorer.sampling.max_token", 15, "did you mean 'max_tokens'?"),
+        (("{type: group_reward_std, column: correct}", "truncated_mask"), "operators.2", 19,
+         "found the text 'truncated_mask' write {type: truncated_mask} if truncated_mask is its type"),
+        (("name: tiny", "name: 12"), "name", 2, "expected text, found 12 put it in quotes"),
         (("weight: 0}", "weight: yes}"), "operators.1.weight", 18, "expected a number, found the text 'yes'"),
         (("weight: 0}", "weight: .nan}"), "operators.1.weight", 18, "finite number"),
         (("gold: wanted", "gold: wnated"), "operators.0.gold", 17, "did you mean 'wanted'?"),
@@ -186,6 +189,29 @@ trainer: {{type: torch, model: policy, algorithm: {{type: grpo}}}}
 
     file.write_text(text.replace("grpo", "sft"))
     check_file(file)
+
+
+def test_columns_of_an_imported_file_can_be_read_by_operators(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    (tmp_path / "talks.jsonl").write_text('{"prompt": "say yes", "response": "yes", "wanted": "yes"}\n')
+    text = f"""\
+version: 1
+name: offline
+store: {{path: {tmp_path}/store}}
+models: {{policy: {{type: scripted, replies: {{"": ["yes"]}}}}}}
+imports: {{talks: {{path: {tmp_path}/talks.jsonl, model: policy}}}}
+operators:
+  - {{id: correct, type: regex_or_exact_match, gold: wanted}}
+"""
+    file = tmp_path / "offline.yaml"
+    file.write_text(text)
+    assert "wanted" in check_file(file).task_columns
+
+    file.write_text(text.replace("gold: wanted", "gold: wnated"))
+    assert "did you mean 'wanted'?" in one(file).fix
+
+    file.write_text(text.replace("talks.jsonl", "none.jsonl").replace("gold: wanted", "gold: prompt"))
+    assert one(file).path == "imports.talks.path"
 
 
 def test_a_wrong_section_does_not_bring_problems_that_follow_from_it(tmp_path: Path) -> None:
