@@ -62,7 +62,7 @@ def _lay_out(
         _sort_in(column, level, marked=not elements)
     if level.fixed:
         block = level.fixed[0] if len(level.fixed) == 1 else np.concatenate(level.fixed, axis=1)
-        ranges.append((memoryview(np.ascontiguousarray(block).reshape(-1)), (bounds * block.shape[1]).tolist()))
+        ranges.append((np.ascontiguousarray(block).reshape(-1).data, (bounds * block.shape[1]).tolist()))
     if level.texts:
         joined = pc.binary_join_element_wise(*level.texts, "", null_handling="replace", null_replacement="")
         _, offsets, data = joined.buffers()
