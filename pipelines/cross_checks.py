@@ -8,7 +8,7 @@ else than written; a *warning* is for what is allowed but seldom meant.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,13 @@ from pipelines.secrets import reveal
 from pipelines.spec import Spec
 from pipelines.yaml_text import PathParts
 from trainers.registry import ALGORITHMS, TRAINERS
+
+_PACKAGES: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("model", "transformers"): (("torch", "torch"), ("transformers", "torch")),
+    ("trainer", "torch"): (("torch", "torch"), ("transformers", "torch")),
+    ("task set", "reasoning_gym"): (("reasoning_gym", "demo"),),
+}
+"""(kind, type) → (module, extra) of shipped components that do not declare `requires` themselves."""
 
 
 @dataclass(slots=True)
@@ -341,7 +348,8 @@ def _extras(spec: Spec, found: Findings) -> None:
     for path, registry, config in used:
         name = getattr(config, "type", None)
         if isinstance(name, str):
-            warn_of_extras(path, getattr(registry.load(name), "requires", ()), found)
+            declared = getattr(registry.load(name), "requires", None)
+            warn_of_extras(path, declared or _PACKAGES.get((registry.kind, name), ()), found)
     if spec.report.plot is not None:
         warn_of_extras(("report", "plot"), (("matplotlib", "view"),), found)
     if spec.report.tensorboard:

@@ -95,14 +95,16 @@ def line_of(lines: Mapping[str, int], path: PathParts) -> int | None:
 
 
 def load_spec(path: Path | str, *, overrides: Sequence[str] = ()) -> LoadedSpec:
-    """Read and validate a specification; checks across sections are `pipelines.plan.build_plan`'s.
+    """Read and validate a specification; a valid one is checked across sections by `pipelines.plan.build_plan`.
 
     Raises:
-        ConfigError: with every problem of the file and the overrides.
+        ConfigError: the file or an override is wrong; with every problem, those between sections too.
     """
     draft = read_draft(path, overrides=overrides)
     if draft.problems:
-        raise ConfigError(draft.problems, file=draft.file)
+        from pipelines.plan import all_problems  # which reads drafts, so it cannot be imported above
+
+        raise ConfigError(all_problems(draft), file=draft.file)
     return loaded(draft)
 
 

@@ -66,6 +66,15 @@ def check_file(path: Path | str, *, overrides: Sequence[str] = ()) -> Plan:
     return _plan(read_draft(path, overrides=overrides))
 
 
+def all_problems(draft: Draft) -> tuple[Problem, ...]:
+    """Problems of a draft and of what lies between its sections; empty when it can be planned."""
+    try:
+        _plan(draft)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
 def _plan(draft: Draft) -> Plan:
     found = Findings(draft)
     spec = draft.spec

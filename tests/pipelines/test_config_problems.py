@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from config_sample import write_sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from buffer_engine.errors import ConfigError, Problem
+from buffer_engine.errors import ConfigError, MissingExtraError, Problem
 from pipelines.load import load_spec
 from pipelines.plan import build_plan, check_file
 from pipelines.yaml_text import parse_document
@@ -101,6 +103,17 @@ def test_twelve_mistakes_of_every_kind_are_named_in_one_go(tmp_path: Path) -> No
     assert rendered[9].endswith("expected a whole number, found the text '16' → remove the quotes")
     assert "expected one of sync, async, found the text 'snyc' → did you mean 'sync'?" in rendered[10]
     assert rendered[11].endswith("no operator scores 'corect' → did you mean 'correct'?")
+
+
+def test_loading_and_checking_name_the_same_problems(tmp_path: Path) -> None:
+    write_sample(tmp_path)
+    file = tmp_path / "mistakes.yaml"
+    file.write_text(MISTAKES.replace("FOLDER", str(tmp_path)))
+
+    with pytest.raises(ConfigError) as caught:
+        load_spec(file)
+
+    assert list(caught.value.problems) == found(file)
 
 
 def test_the_sample_itself_has_no_problems(tmp_path: Path) -> None:
@@ -269,6 +282,46 @@ def test_warnings_do_not_stop_a_plan(tmp_path: Path) -> None:
     assert plan.warnings[2].fix == "write 16 or 20"
     # 4 groups of 4 make 16 rows; 18 / 4 rounded up is 5 tasks
     assert plan.warnings[1].fix == "write 5 for one exploration a batch"
+
+
+@pytest.fixture
+def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a package look as if it were not installed."""
+
+    def hide(package: str) -> None:
+        real = importlib.util.find_spec
+
+        def find(name: str, *rest: str) -> object:
+            return None if name.partition(".")[0] == package else real(name, *rest)
+
+        monkeypatch.setattr("importlib.util.find_spec", find)
+        monkeypatch.setattr("pipelines.cross_checks.find_spec", find)
+
+    return hide
+
+
+def test_a_package_that_only_the_run_needs_is_a_warning(tmp_path: Path, uninstalled: Callable[[str], None]) -> None:
+    uninstalled("torch")
+
+    plan = check_file(write_sample(tmp_path))
+
+    (warning,) = [warning for warning in plan.warnings if "torch" in warning.message]
+    assert (warning.path, warning.line) == ("trainer", 20)
+    assert warning.fix == "pip install 'buffer-engine[torch]'"
+
+
+def test_an_operator_without_its_package_ends_with_the_install_command(
+    tmp_path: Path, uninstalled: Callable[[str], None]
+) -> None:
+    uninstalled("math_verify")
+    change = ("type: regex_or_exact_match", "type: math_verify")
+    file = write_sample(tmp_path, change)
+
+    with pytest.raises(MissingExtraError, match=r"tiny\.yaml:17: .*'math_verify'.*pip install 'buffer-engine\[math\]'"):
+        check_file(file)
+
+    problems = found(write_sample(tmp_path, change, ("seed: 11", "sede: 11")))
+    assert [problem.path for problem in problems] == ["sede", "operators.0.type"]
 
 
 def test_the_plan_carries_compiled_operators_and_a_summary(tmp_path: Path) -> None:
