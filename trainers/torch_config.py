@@ -60,8 +60,10 @@ class TorchTrainerConfig(ComponentConfig):
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], component(ALGORITHMS)] = GRPOConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     token_budget: int = Field(default=2048, gt=0, description="most tokens in one forward and backward pass")
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="of the arithmetic; weights and optimizer are float32 in both cases"
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="of the arithmetic (weights and optimizer are always float32); auto: bfloat16 where the device "
+        "computes it in hardware, which many processors do not: there it is several times slower than float32",
     )
     attention: Literal["packed", "eager"] = Field(
         default="packed", description="packed: rows end to end; eager: padded rows, for models packed refuses"

@@ -36,6 +36,17 @@ class ForwardSettings:
     entropy: bool = False
 
 
+def computes_bfloat16(device: str) -> bool:
+    """Whether `device` (cpu or cuda) multiplies bfloat16 matrices in hardware."""
+    import torch
+
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    # Releases before get_capabilities cannot be asked; float32 is right everywhere.
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
 def token_logprobs(
     model: TrainableModel, batch: PackedBatch, settings: ForwardSettings
 ) -> tuple[Tensor, Tensor | None]:

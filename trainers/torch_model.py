@@ -102,7 +102,9 @@ def load_model(directory: Path, *, attention: str, lora: LoraConfig | None, chec
     if checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ModelError(f"{type(model).__name__} has no gradient checkpointing: set gradient_checkpointing: false")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # The call has a new name in newer releases of transformers, and the old one warns there.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     head = model.get_output_embeddings()
     if head is None:
         raise ModelError(f"{directory}: {type(model).__name__} has no output embeddings; it is no language model")
@@ -124,14 +126,15 @@ def _read(directory: Path, torch: Any, transformers: Any, *, implementation: str
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         if getattr(config, "quantization_config", None) is not None:
             raise ModelError(f"{directory} holds quantised weights, which cannot be trained: convert them to float32")
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=torch.float32,
-            attn_implementation=implementation,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _no_progress_bar():
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=torch.float32,
+                attn_implementation=implementation,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{directory} cannot be loaded as a causal language model: {error}") from error
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
@@ -145,6 +148,20 @@ def _read(directory: Path, torch: Any, transformers: Any, *, implementation: str
     if wrong:
         raise ModelError(f"{directory}: {wrong[0]} is not float32 after loading, so it cannot be trained")
     return model
+
+
+@contextmanager
+def _no_progress_bar() -> Generator[None]:
+    """Without transformers' bar inside the block: the command line draws its own progress."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _add_adapters(model: Any, lora: LoraConfig) -> Any:

@@ -30,7 +30,7 @@ from trainers.packing import PackedBatch, check_lengths, pack
 from trainers.registry import ALGORITHMS
 from trainers.torch_checkpoint import load_checkpoint, save_checkpoint, save_weights
 from trainers.torch_config import TorchTrainerConfig
-from trainers.torch_forward import ForwardSettings, check_logits, token_logprobs
+from trainers.torch_forward import ForwardSettings, check_logits, computes_bfloat16, token_logprobs
 from trainers.torch_model import TrainableModel, load_model
 from trainers.torch_optimizer import Optimizer, learning_rate
 from trainers.torch_step import StepSums, accumulate
@@ -57,6 +57,7 @@ class TorchTrainer:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = self._device()
+        self._bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and computes_bfloat16(device))
         self._generators: dict[str, Tensor] = {}
         with torch.random.fork_rng(devices=self._gpu_indices(device)):
             torch.manual_seed(stable_seed("trainer", seed))
@@ -261,7 +262,7 @@ class TorchTrainer:
         config = self._config
         return ForwardSettings(
             packed=config.attention == "packed",
-            bfloat16=config.precision == "bfloat16",
+            bfloat16=self._bfloat16,
             logit_chunk=config.logit_chunk,
             recompute=config.gradient_checkpointing,
             entropy=entropy,
