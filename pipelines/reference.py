@@ -132,13 +132,14 @@ def summary_of(found: object) -> str:
 
 
 def _contract_lines(found: Any, name: str) -> list[str]:
-    """What an operator with default values promises; empty for what has no contract."""
+    """What an operator promises with its defaults, and `‹field›` for what has none; empty for what has no contract."""
     if not hasattr(found, "contract"):
         return []
+    needed = [field for field, info in found.Config.model_fields.items() if info.is_required() and field != "type"]
     try:
-        contract = found(found.Config.model_validate({"type": name})).contract()
+        contract = found(found.Config.model_validate({"type": name, **{key: f"‹{key}›" for key in needed}})).contract()
     except ValidationError:
-        return ["depends on fields that have no default; `buffer-engine check` shows it for a specification"]
+        return ["depends on its fields; `buffer-engine check` shows it for a specification"]
     lines = [
         f"reads: {', '.join(sorted(contract.reads)) or 'nothing'}",
         f"writes: {', '.join(contract.writes) or 'no columns'}",
