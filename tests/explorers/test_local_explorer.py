@@ -328,3 +328,31 @@ def test_turns_of_a_real_model_merge_by_ids_and_their_logprobs_stay_exact(tiny_m
     # An undecodable reply (the unknown token) may break a prefix; each break is an extra row and an event.
     breaks = [event for event in chunks[0].events.to_pylist() if event["kind"] == "prefix_break"]
     assert len(found) == 6 + sum(event["count"] for event in breaks)
+
+
+def test_a_store_takes_rows_of_every_kind_and_a_repeat_changes_nothing(tmp_path: Path):
+    from buffer_engine.store.local import open_store
+    from explorers.task_rows import tasks_table
+
+    async def play(task: Task, chat: Any) -> Outcome:
+        if task.task_id == "id-early":
+            raise KeyError("nothing sampled")
+        first = await chat.chat(task.messages)
+        if task.task_id == "id-broken":  # a reply that is told otherwise in the next prompt breaks the prefix
+            await chat.chat([*task.messages, Message("assistant", first.message.content + "!"), Message("user", "so?")])
+        return Outcome(scores={"right": 1.0}, info={"turns": 2})
+
+    plans = groups("good", "broken", "early", size=2)
+    explorer = LocalExplorer(scripted(["yes", "no"]), Playing(play), seed=1, max_retries=1)
+    store = open_store(tmp_path / "store")
+    for _ in range(2):
+        (chunk,) = explore(explorer, plans)
+        tables = {"rollouts": chunk.rollouts, "scores": chunk.scores}
+        receipt = store.append_all({"tasks": tasks_table([plan.task for plan in plans]), **tables})
+    assert store.table("rollouts").num_rows == 2 + 4 + 2
+    assert store.table("scores").num_rows == 2 + 4
+    assert receipt.appended.get("rollouts", 0) == 0
+    assert receipt.unchanged["rollouts"] == 8
+    kinds = sorted((event["kind"], event["count"]) for event in chunk.events.to_pylist())
+    assert kinds == [("prefix_break", 1)] * 2 + [("retry", 1)] * 2
+    store.close()
