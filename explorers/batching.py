@@ -109,6 +109,8 @@ class BatchGatherer:
         loop = asyncio.get_running_loop()
         try:
             generations = await loop.run_in_executor(self._thread, self._generate, requests, given_up)
+            if len(generations) != len(batch):
+                raise ValueError(f"{len(batch)} requests went in and {len(generations)} replies came out")
         except Exception as error:  # noqa: BLE001  an engine fails in any way it likes; every waiting attempt hears of it
             for entry in batch:
                 if not entry.reply.done():

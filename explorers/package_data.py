@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,8 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     with locked(target.parent / f".{target.name}.lock"):
         if target.is_dir():
             return target
+        for left_over in target.parent.glob(f".{target.name}.*/"):
+            shutil.rmtree(left_over)  # a maker that was killed; nobody else can be at work while we hold the lock
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
             folder = Path(scratch) / "made"
             folder.mkdir()

@@ -132,9 +132,9 @@ def _convert(name: str, model: PackagedModel, folder: Path) -> None:
     gguf = _gguf_file(model, folder.parent)
     say(f"converting {gguf.name} ({model.licence}) to fp32 safetensors, once; about half a minute")
     transformers.utils.logging.disable_progress_bar()
-    location, file = str(gguf.parent), gguf.name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(location, gguf_file=file)
-    weights: Any = transformers.AutoModelForCausalLM.from_pretrained(location, gguf_file=file, dtype=torch.float32)
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name, "local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    weights: Any = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # The loader leaves marks of the quantised origin although the tensors are plain fp32; saving refuses while they
     # are there.
     if hasattr(weights.config, "quantization_config"):

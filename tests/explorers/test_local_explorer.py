@@ -221,6 +221,16 @@ def test_an_engine_that_crashes_fails_every_attempt_of_its_call_with_the_reason(
     assert [row["error"] for row in found] == ["engine: RuntimeError: out of memory"] * 4
 
 
+def test_an_engine_that_loses_a_reply_fails_its_call_instead_of_hanging():
+    class Forgetful(ScriptedEngine):
+        def generate(self, requests: Any, *, cancelled: Any = None) -> Any:
+            return super().generate(requests, cancelled=cancelled)[1:]
+
+    engine = Forgetful(ScriptedConfig.model_validate({"replies": ["ok"]}))
+    found = rows(explore(LocalExplorer(engine, SINGLE), groups("a")))
+    assert {row["error"] for row in found} == {"engine: ValueError: 2 requests went in and 1 replies came out"}
+
+
 def test_a_prompt_beyond_the_context_is_its_own_kind_and_is_not_tried_again():
     explorer = LocalExplorer(scripted(["ok"], context_length=30), SINGLE, max_retries=3)
     (chunk,) = explore(explorer, groups("x" * 40, "y", size=1))

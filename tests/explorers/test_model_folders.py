@@ -71,6 +71,13 @@ def test_a_failed_make_leaves_nothing_behind_and_can_be_repeated(tmp_path: Path)
     assert (made_once(tmp_path / "thing", lambda folder: None)).is_dir()
 
 
+def test_what_a_killed_maker_left_is_swept_up_by_the_next(tmp_path: Path):
+    (tmp_path / ".thing.abc" / "made").mkdir(parents=True)
+    (tmp_path / ".thing2.abc").mkdir()
+    made_once(tmp_path / "thing", lambda folder: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", ".thing2.abc", "thing"]
+
+
 def _make_slowly(target: Path, log: Path) -> None:
     def make(folder: Path) -> None:
         with log.open("a") as lines:
