@@ -12,7 +12,6 @@ from buffer_engine.store import open_store
 from buffer_engine.store.base import ExperienceStore
 from buffer_engine.weights import MemoryWeightChannel
 from explorers.base import Engine, Explorer, Task
-from explorers.config import ExplorerConfig
 from explorers.models.base import ModelConfig
 from explorers.models.opening import open_engine
 from explorers.models.weights_cache import resolve_model
@@ -21,6 +20,7 @@ from explorers.task_rows import tasks_table
 from explorers.tasksets.base import TasksetConfig
 from pipelines.curate import Curator
 from pipelines.plan import Plan
+from pipelines.secrets import reveal
 from pipelines.spec import Spec
 from trainers.base import Trainer
 from trainers.registry import TRAINERS
@@ -54,7 +54,7 @@ class Assembly:
 
 def open_run_store(spec: Spec) -> ExperienceStore:
     """The specification's store, made if it is not there."""
-    return open_store(spec.store.path, durability=spec.store.durability)
+    return open_store(Path(reveal(spec.store).path), durability=spec.store.durability)
 
 
 def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collection[Part] = ALL_PARTS) -> Assembly:
@@ -73,11 +73,14 @@ def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collecti
     if explorer_section is not None and engine is not None:
         explorer = open_explorer(explorer_section, engine, seed=spec.seed)
         if spec.loop.evaluate is not None:
-            evaluator = open_explorer(_evaluation_section(spec, explorer_section), engine, seed=spec.seed)
+            sampling = spec.loop.evaluate.sampling.over(explorer_section.sampling)
+            evaluator = open_explorer(
+                explorer_section.model_copy(update={"sampling": sampling}), engine, seed=spec.seed
+            )
     trainer: Trainer | None = None
     if trainer_section is not None:
         trainer = TRAINERS.load(trainer_section.type)(
-            trainer_section, _model_folder(spec, trainer_section.model), seed=spec.seed
+            reveal(trainer_section), _model_folder(spec, trainer_section.model), seed=spec.seed
         )
     for group in tasks.values():
         store.append("tasks", tasks_table(group))
@@ -85,7 +88,7 @@ def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collecti
         spec=spec,
         config_hash=plan.config_hash,
         run_id=run_id,
-        folder=Path(spec.store.path),
+        folder=Path(reveal(spec.store).path),
         store=store,
         tasks=tasks,
         engine=engine,
@@ -113,7 +116,7 @@ def _load_tasks(spec: Spec, *, explore: bool) -> dict[str, list[Task]]:
             names.append(spec.loop.evaluate.tasks)
     loaded: dict[str, list[Task]] = {}
     for name in names:
-        tasks = open_taskset(cast("TasksetConfig", spec.tasks[name])).load(name)
+        tasks = open_taskset(cast("TasksetConfig", reveal(spec.tasks[name]))).load(name)
         if not tasks:
             raise TasksetError(f"task set {name!r} has no tasks")
         loaded[name] = tasks
@@ -132,19 +135,9 @@ def _engine(spec: Spec, *, explore: bool) -> Engine | None:
             path="imports",
             fix="one run has one tokenizer: name the same model in all of them",
         )
-    return open_engine(cast("ModelConfig", spec.models[names[0]]))
-
-
-def _evaluation_section(spec: Spec, explorer: ExplorerConfig) -> ExplorerConfig:
-    """The explorer as evaluation uses it: its own sampling, with the explorer's limits where none are given."""
-    assert spec.loop.evaluate is not None
-    own = spec.loop.evaluate.sampling
-    limits = {
-        name: getattr(explorer.sampling, name) for name in ("max_tokens", "stop") if name not in own.model_fields_set
-    }
-    return explorer.model_copy(update={"sampling": own.model_copy(update=limits)})
+    return open_engine(cast("ModelConfig", reveal(spec.models[names[0]])))
 
 
 def _model_folder(spec: Spec, name: str) -> Path:
-    model: Any = spec.models[name]
+    model: Any = reveal(spec.models[name])
     return resolve_model(model.path)

@@ -277,7 +277,7 @@ def _numbers(spec: Spec, found: Findings) -> None:
     """Sizes and periods that must fit each other."""
     loop, explorer = spec.loop, spec.explorer
     read = getattr(spec.trainer, "read", None)
-    if isinstance(read, ReadPolicy) and found.sound("trainer.read", "loop.publish_every", "loop.explore_until_rows"):
+    if isinstance(read, ReadPolicy) and found.sound("trainer.read", "loop.publish_every"):
         _batch(spec, read, found)
         if read.max_staleness is not None and explorer is not None and loop.publish_every - 1 > read.max_staleness:
             found.problem(
@@ -286,6 +286,14 @@ def _numbers(spec: Spec, found: Findings) -> None:
                 f"trainer.read.max_staleness is {read.max_staleness}",
                 f"publish at least every {read.max_staleness + 1} steps, or allow more staleness",
             )
+    checkpoint = getattr(spec.trainer, "checkpoint", None)
+    if checkpoint is not None and checkpoint.every_steps % loop.publish_every and explorer is not None:
+        found.problem(
+            ("trainer", "checkpoint", "every_steps"),
+            f"checkpoints every {checkpoint.every_steps} steps fall between publications every {loop.publish_every}: "
+            "a resumed run would explore with other weights than the uninterrupted one",
+            f"write a multiple of {loop.publish_every}",
+        )
     periods = (
         (
             ("trainer", "checkpoint", "every_steps"),
@@ -304,13 +312,6 @@ def _batch(spec: Spec, read: ReadPolicy, found: Findings) -> None:
     if read.min_rows > read.rows:
         found.problem(
             ("trainer", "read", "min_rows"), f"min_rows is {read.min_rows} and rows only {read.rows}", "lower min_rows"
-        )
-    until = spec.loop.explore_until_rows
-    if until is not None and until < read.min_rows:
-        found.problem(
-            ("loop", "explore_until_rows"),
-            f"exploring stops at {until} rows, and a batch needs at least {read.min_rows} (trainer.read.min_rows)",
-            f"write {read.min_rows} or more",
         )
     if explorer is None or not found.sound("explorer.group_size", "explorer.tasks_per_step"):
         return

@@ -46,9 +46,7 @@ def evaluate(
         `right_when_parsable` when a component `parsable` exists, `reward`, `rows`, `errors`.
     """
     cursors = RunCursors(run_id)
-    groups = [
-        GroupPlan(task, group_id(run_id, f"eval/{task.task_id}", step), samples_per_task) for task in tasks
-    ]
+    groups = [GroupPlan(task, group_id(run_id, f"eval/{task.task_id}", step), samples_per_task) for task in tasks]
     explore_groups(
         store,
         explorer,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from buffer_engine.errors import ConfigError
-from explorers.importing import DialogueImport, import_dialogues
+from explorers.importing import import_dialogues
 from pipelines.assemble import Assembly
 from pipelines.cursors import RunCursors
 from pipelines.progress import Progress
-from pipelines.spec import ImportSection
 
 
 def import_all(assembly: Assembly, progress: Progress) -> int:
@@ -26,7 +25,7 @@ def import_all(assembly: Assembly, progress: Progress) -> int:
             raise ConfigError.one(f"import {name!r} needs a model to tokenise with", path=f"imports.{name}.model")
         stored = store.cursor(cursors.imported(name))
         with progress.phase(f"importing {name}", total=None) as advance:
-            for index, part in enumerate(import_dialogues(_as_import(name, source), engine=assembly.engine, run_id=assembly.run_id)):
+            for index, part in enumerate(import_dialogues(source, engine=assembly.engine, run_id=assembly.run_id)):
                 if index < stored:
                     continue
                 tables = {"tasks": part.tasks, "rollouts": part.rollouts, "events": part.events}
@@ -38,8 +37,3 @@ def import_all(assembly: Assembly, progress: Progress) -> int:
                 advance(part.rollouts.num_rows)
         store.append_all({}, cursors={cursors.import_done(name): 1})
     return total
-
-
-def _as_import(name: str, source: ImportSection) -> DialogueImport:
-    """The specification's section as the importer takes it."""
-    return DialogueImport.model_validate({**source.model_dump(exclude={"model"}), "taskset": name})

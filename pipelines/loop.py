@@ -16,19 +16,18 @@ from typing import Any
 import pyarrow as pa
 
 from buffer_engine.errors import ConfigError, StarvedError, TrainingError
-from buffer_engine.schema import EVENTS, MODELS
 from buffer_engine.store.base import ReadPolicy
 from explorers.sampler import plan_groups, select
 from pipelines.assemble import Assembly, Part
 from pipelines.batches import assemble_batch, build_manifest, stored_manifest
 from pipelines.checkpoints import CheckpointFolder, CheckpointState
-from pipelines.clock import code_commit, now
 from pipelines.cursors import RunCursors
 from pipelines.evaluation import evaluate
 from pipelines.exploration import explore_groups
 from pipelines.importing import import_all
 from pipelines.metrics import MetricWriter
 from pipelines.progress import Progress
+from pipelines.rows import event_row, model_row
 from trainers.algorithms.base import Algorithm
 from trainers.registry import ALGORITHMS
 
@@ -105,9 +104,9 @@ class Loop:
         """One step; False when there is nothing left to do (curation and offline runs that ran dry)."""
         trainer = self._assembly.trainer
         if trainer is None:
-            if "explore" in self._parts and self._assembly.explorer is not None:
-                if self._store.cursor(self._cursors.explored(step)) == 0:
-                    self._explore(step, 0)
+            explores = "explore" in self._parts and self._assembly.explorer is not None
+            if explores and self._store.cursor(self._cursors.explored(step)) == 0:
+                self._explore(step, 0)
             if "curate" in self._parts:
                 self._curate(step)
             return self._assembly.explorer is not None
@@ -274,7 +273,8 @@ class Loop:
         if self._spec.loop.on_starved == "error":
             raise StarvedError(message)
         self._store.append_all(
-            {"events": self._event_row(step, "starved_step", 1, message)}, cursors={self._cursors.skipped(step): 1}
+            {"events": event_row(self._run_id, step, "starved_step", 1, message)},
+            cursors={self._cursors.skipped(step): 1},
         )
 
     def _evaluate(self, step: int) -> None:
@@ -371,33 +371,7 @@ class Loop:
         self._outcome.metrics.update(numbers)
 
     def _model_row(self, step: int, version: int, *, parent: int | None) -> pa.Table:
-        return pa.table(
-            {
-                "run_id": [self._run_id],
-                "version": [version],
-                "parent": pa.array([parent], pa.int64()),
-                "step": [step],
-                "path": pa.nulls(1, pa.string()),
-                "config_hash": [self._assembly.config_hash],
-                "code_commit": [code_commit()],
-                "created_at": [now()],
-            },
-            schema=MODELS.schema,
-        )
+        return model_row(self._run_id, step, version, parent=parent, config_hash=self._assembly.config_hash)
 
     def _event(self, step: int, kind: str, count: int, detail: str) -> None:
-        self._store.append("events", self._event_row(step, kind, count, detail))
-
-    def _event_row(self, step: int, kind: str, count: int, detail: str) -> pa.Table:
-        return pa.table(
-            {
-                "run_id": [self._run_id],
-                "step": [step],
-                "kind": [kind],
-                "count": [count],
-                "experience_id": pa.nulls(1, pa.string()),
-                "detail": [detail],
-                "recorded_at": [now()],
-            },
-            schema=EVENTS.schema,
-        )
+        self._store.append("events", event_row(self._run_id, step, kind, count, detail))

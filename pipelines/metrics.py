@@ -28,7 +28,7 @@ class MetricWriter:
         self._store = store
         self._run_id = run_id
         (folder / "metrics").mkdir(parents=True, exist_ok=True)
-        self._lines: IO[str] = open(folder / "metrics" / f"{run_id}.jsonl", "a", encoding="utf-8")
+        self._lines: IO[str] = (folder / "metrics" / f"{run_id}.jsonl").open("a", encoding="utf-8")
         self._board: Any = None
         if tensorboard:
             board = require("torch.utils.tensorboard", "torch")

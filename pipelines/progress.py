@@ -6,8 +6,16 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, SpinnerColumn, TextColumn
-from rich.progress import TaskID, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
 
 SHOWN = (
     ("curate/reward_mean", "reward"),
@@ -73,13 +81,16 @@ class Progress:
                 "  ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in sorted(solved.items())),
                 highlight=False,
                 style="bold",
+                soft_wrap=True,
             )
 
     def step_done(self, step: int, seconds: float) -> None:
         """Print the step's line and advance the bar."""
         if not self._quiet:
             parts = [f"{label} {self._numbers[name]:.3g}" for name, label in SHOWN if name in self._numbers]
-            self._console.print(f"step {step}/{self._total}  " + "  ".join(parts) + f"  {seconds:.1f} s", highlight=False)
+            self._console.print(
+                f"step {step}/{self._total}  " + "  ".join(parts) + f"  {seconds:.1f} s", highlight=False
+            )
         self._numbers.clear()
         if self._live is not None and self._steps is not None:
             self._live.update(self._steps, completed=step)

@@ -23,7 +23,9 @@ def report_run(report: RunReport, spec: Spec, results: Console, logs: Console) -
         facts.append(f"{outcome.skipped_steps} skipped (nothing to learn from)")
     if outcome.stopped:
         facts.append(f"stopped: {outcome.stopped}")
-    logs.print(f"run {report.run_id} {'continued' if report.continued else 'done'}: " + ", ".join(facts), highlight=False)
+    logs.print(
+        f"run {report.run_id} {'continued' if report.continued else 'done'}: " + ", ".join(facts), highlight=False
+    )
     results.print(text_report(report.folder, report.run_id))
     if outcome.final_weights is not None:
         logs.print(f"weights: {outcome.final_weights}", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from buffer_engine.errors import UsageError
+from buffer_engine.store import open_store
 from pipelines.assemble import ALL_PARTS, Part, assemble, open_run_store
 from pipelines.cursors import RunCursors
 from pipelines.load import LoadedSpec, load_spec, resolved_yaml
@@ -17,6 +19,7 @@ from pipelines.metrics import MetricWriter
 from pipelines.plan import Plan, build_plan
 from pipelines.progress import Progress
 from pipelines.runs import RunStart, choose_run, save_specification, specification_path, unfinished_run
+from pipelines.secrets import reveal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def start_run(loaded: LoadedSpec, console: Console, *, parts: Collection[Part] =
     plan = build_plan(loaded)
     store = open_run_store(plan.spec)
     try:
-        start = choose_run(store, Path(plan.spec.store.path), plan.spec.name, plan.config_hash)
+        start = choose_run(store, Path(reveal(plan.spec.store).path), plan.spec.name, plan.config_hash)
     finally:
         store.close()
     return _run(plan, start, console, parts=parts)
@@ -50,8 +53,6 @@ def resume_run(folder: Path, console: Console, *, run_id: str | None = None) -> 
     Raises:
         UsageError: no such store or run, or the run is finished.
     """
-    from buffer_engine.store import open_store
-
     if not folder.exists():
         raise UsageError(f"{folder} does not exist: give the folder of a store, for example runs/demo")
     with open_store(folder, create=False) as store:
@@ -59,12 +60,14 @@ def resume_run(folder: Path, console: Console, *, run_id: str | None = None) -> 
         if store.cursor(RunCursors(chosen).finished):
             raise UsageError(f"run {chosen!r} is finished; `buffer-engine run` starts another")
     # The folder may have been moved since: the store it lies in is the one meant.
-    loaded = load_spec(specification_path(folder, chosen), overrides=(f"store.path={folder}",))
+    loaded = load_spec(specification_path(folder, chosen), overrides=(f"store.path={json.dumps(str(folder))}",))
     return _run(build_plan(loaded), RunStart(chosen, continues=True), console, parts=ALL_PARTS)
 
 
 def _run(plan: Plan, start: RunStart, console: Console, *, parts: Collection[Part]) -> RunReport:
-    folder = Path(plan.spec.store.path)
+    for warning in plan.warnings:
+        console.print(f"warning: {warning.render()}", highlight=False, markup=False)
+    folder = Path(reveal(plan.spec.store).path)
     store = open_run_store(plan.spec)
     assembly = None
     try:

@@ -86,9 +86,6 @@ class LoopSection(ComponentConfig):
     publish_every: int = Field(
         default=1, gt=0, description="optimizer steps between two weight versions given to the explorer"
     )
-    explore_until_rows: int | None = Field(
-        default=None, gt=0, description="explore until so many kept rows wait for training; null: until a batch is full"
-    )
     max_refills: int = Field(
         default=3, ge=0, description="further explorations when operators left too few rows for a batch"
     )
@@ -96,10 +93,6 @@ class LoopSection(ComponentConfig):
         default="error", description="still too few rows after the refills: stop with the counts, or skip the step"
     )
     evaluate: EvaluateSection | None = Field(default=None, description="evaluation during the run; null: none")
-    deterministic: bool = Field(
-        default=False,
-        description="bit-for-bit repeatable: fixed order of rows and deterministic kernels, at some speed",
-    )
 
 
 class ReportSection(ComponentConfig):

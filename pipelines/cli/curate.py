@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,6 @@ def curate(
     set_values: Annotated[list[str] | None, typer.Option("--set", help="override one value")] = None,
 ) -> None:
     """Curate what is new: the same as `run FILE --only curate`. Imports that are not in the store yet come first."""
-    overrides = [*(set_values or []), *([f"store.path={store}"] if store is not None else [])]
+    overrides = [*(set_values or []), *([f"store.path={json.dumps(str(store))}"] if store is not None else [])]
     report = start_run(load_spec(file, overrides=tuple(overrides)), logs, parts=("curate",))
     results.print(f"run {report.run_id}: {report.outcome.curated_rows} rows curated in {report.folder}")

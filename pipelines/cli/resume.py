@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,9 @@ from pipelines.runs import specification_path
 
 def resume(
     store: Annotated[Path, typer.Argument(help="folder of the store")],
-    run: Annotated[str | None, typer.Option("--run", help="name of the run; needed when several are unfinished")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="name of the run, when several are unfinished")] = None,
 ) -> None:
     """Continue an unfinished run from its newest checkpoint and its manifests, as if it had not been interrupted."""
     report = resume_run(store, logs, run_id=run)
-    spec = load_spec(specification_path(store, report.run_id), overrides=(f"store.path={store}",)).spec
+    spec = load_spec(specification_path(store, report.run_id), overrides=(f"store.path={json.dumps(str(store))}",)).spec
     report_run(report, spec, results, logs)
