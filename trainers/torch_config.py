@@ -68,6 +68,9 @@ class TorchTrainerConfig(ComponentConfig):
     attention: Literal["packed", "eager"] = Field(
         default="packed", description="packed: rows end to end; eager: padded rows, for models packed refuses"
     )
+    share_prompts: bool = Field(
+        default=True, description="compute the prompt that rows of a group have in common once (packed attention only)"
+    )
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = Field(default=False, description="recompute activations: less memory, more time")
     logit_chunk: int = Field(default=1024, gt=0, description="trained tokens whose vocabulary row exists at once")

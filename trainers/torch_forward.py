@@ -77,13 +77,13 @@ def _hidden(model: TrainableModel, batch: PackedBatch, packed: bool, device: tor
     """Hidden states of the positions before the trained tokens, [N, H]."""
     import torch
 
-    predictors = batch.trained - 1
+    predictors = batch.predictors
     if packed:
         states = model.decoder(
             input_ids=torch.from_numpy(batch.token_ids)[None].to(device),
             position_ids=torch.from_numpy(batch.position_ids)[None].to(device),
             use_cache=False,
-            segments=segments(batch.cu_seqlens, device),
+            segments=segments(batch.cu_seqlens, batch.prefixes, device),
         ).last_hidden_state[0]
         return states.index_select(0, torch.from_numpy(predictors).to(device))
     lengths = np.diff(batch.cu_seqlens)
@@ -112,25 +112,39 @@ def _chunk(head: Any, hidden: Tensor, labels: Tensor, entropy: bool) -> tuple[Te
     return chosen, -(scores.exp() * scores).sum(-1)
 
 
-def check_logits(model: TrainableModel) -> None:
-    """Refuse a model whose logits are more than its head applied to its hidden states (capped or scaled logits).
+def check_model(model: TrainableModel, *, packed: bool) -> None:
+    """Refuse a model whose log-probs would come out wrong here.
 
     Raises:
-        ModelError: the model's own logits of three tokens differ from the ones computed here.
+        ModelError: its logits are more than its head applied to its hidden states (capped or scaled), or a packed row
+            is influenced by its neighbours (recurrent layers, attention of its own).
     """
     import torch
 
-    ids = torch.tensor([[0, 1, 2]], device=model.device) % model.head.weight.shape[0]
-    layout = segments(np.array([0, 3], dtype=np.int32), model.device)
-    extra = {"segments": layout} if model.model.config._attn_implementation not in ("eager", "sdpa") else {}
+    name = type(model.model).__name__
+    vocabulary = model.head.weight.shape[0]
+    ids = torch.arange(5, device=model.device) % vocabulary
+    bounds, alone = np.array([0, 5], dtype=np.int32), np.array([-1], dtype=np.int64)
+    extra = {"segments": segments(bounds, alone, model.device)} if packed else {}
     training = model.model.training
     model.model.eval()
     with torch.no_grad():
-        own = model.model(input_ids=ids, use_cache=False, **extra).logits
-        ours = model.head(model.decoder(input_ids=ids, use_cache=False, **extra).last_hidden_state)
+        own = model.model(input_ids=ids[None], use_cache=False, **extra).logits[0]
+        states = model.decoder(input_ids=ids[None], use_cache=False, **extra).last_hidden_state[0]
+        ours = model.head(states)
+        if packed:
+            # A row of its own, then two rows that share tokens 0 and 1: 0 1 2 | 0 1 | 2 3 4 | 2
+            mixed = torch.cat([ids[:3], ids[:2], ids[2:], ids[2:3]])
+            places = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 2], device=model.device)
+            layout = segments(np.array([0, 3, 5, 8, 9], dtype=np.int32), np.array([-1, -1, 1, 1]), model.device)
+            together = model.decoder(
+                input_ids=mixed[None], position_ids=places[None], use_cache=False, segments=layout
+            ).last_hidden_state[0]
+            if not torch.allclose(together, states[places], atol=1e-3, rtol=1e-3):
+                raise ModelError(f"{name} mixes rows that are packed into one sequence: use `attention: eager`")
     model.model.train(training)
     if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-4, rtol=1e-4):
         raise ModelError(
-            f"{type(model.model).__name__} changes its logits after the output layer (capped or scaled), which this "
-            "trainer does not reproduce: its log-probs would be wrong. Use another model."
+            f"{name} changes its logits after the output layer (capped or scaled), which this trainer does not "
+            "reproduce: its log-probs would be wrong. Use another model."
         )

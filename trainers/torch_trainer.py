@@ -6,6 +6,7 @@ on exactly as the uninterrupted one.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from trainers.packing import PackedBatch, check_lengths, pack
 from trainers.registry import ALGORITHMS
 from trainers.torch_checkpoint import load_checkpoint, save_checkpoint, save_weights
 from trainers.torch_config import TorchTrainerConfig
-from trainers.torch_forward import ForwardSettings, check_logits, computes_bfloat16, token_logprobs
+from trainers.torch_forward import ForwardSettings, check_model, computes_bfloat16, token_logprobs
 from trainers.torch_model import TrainableModel, load_model
 from trainers.torch_optimizer import Optimizer, learning_rate
 from trainers.torch_step import StepSums, accumulate
@@ -58,11 +59,15 @@ class TorchTrainer:
             torch.set_num_threads(config.threads)
         device = self._device()
         self._bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and computes_bfloat16(device))
+        if self._bfloat16 and not computes_bfloat16(device):
+            logging.getLogger("buffer_engine.trainers").warning(
+                "precision is bfloat16 and this processor emulates it: float32 (or auto) is several times faster here"
+            )
         self._generators: dict[str, Tensor] = {}
         with torch.random.fork_rng(devices=self._gpu_indices(device)):
             torch.manual_seed(stable_seed("trainer", seed))
             self._model = self._load(model_directory, adapters=True)
-            check_logits(self._model)
+            check_model(self._model, packed=config.attention == "packed")
             self._remember_generators()
         self._optimizer = Optimizer(config.optimizer, self._model.trainable())
         self._reference: TrainableModel | None = None
@@ -254,8 +259,13 @@ class TorchTrainer:
         return np.flatnonzero((counts > 0) & (arrays.weights != 0.0))
 
     def _pack(self, arrays: BatchArrays, rows: npt.NDArray[np.int64]) -> list[PackedBatch]:
+        config = self._config
         return pack(
-            arrays, token_budget=self._config.token_budget, rows=rows, padded=self._config.attention != "packed"
+            arrays,
+            token_budget=config.token_budget,
+            rows=rows,
+            padded=config.attention != "packed",
+            share_prompts=config.share_prompts,
         )
 
     def _settings(self, *, entropy: bool = False) -> ForwardSettings:

@@ -98,6 +98,36 @@ def test_a_row_longer_than_the_budget_is_an_error_with_its_name(make_batch: Any)
         pack(collate(rows_of(make_batch, [3, 9])), token_budget=8)
 
 
+def group_rows(make_batch: Any) -> pa.Table:
+    """Three rows with the prompt 1 2 3, one with 1 2 4."""
+    rows = [([1, 2, 3], [7, 8]), ([1, 2, 4], [9]), ([1, 2, 3], [5]), ([1, 2, 3], [6, 6, 6])]
+    made: list[Any] = []
+    for prompt, reply in rows:
+        ids = prompt + reply
+        mask = [False] * len(prompt) + [True] * len(reply)
+        made.append((ids, mask, [-1.0] * len(ids), [1.0] * len(ids)))
+    batch: TrainBatch = make_batch(made)
+    return batch.rows
+
+
+def test_a_shared_prompt_is_laid_out_once(make_batch: Any) -> None:
+    (batch,) = pack(collate(group_rows(make_batch)), token_budget=13, share_prompts=True)
+    assert batch.rows.tolist() == [3, 0, 2, 1]
+    assert batch.token_ids.tolist() == [1, 2, 3, 6, 6, 6, 7, 8, 5, 1, 2, 4, 9]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 3, 0, 1, 2, 3]
+    assert batch.cu_seqlens.tolist() == [0, 3, 6, 8, 9, 13]
+    assert batch.prefixes.tolist() == [-1, 0, 0, 0, -1]
+    assert batch.trained.tolist() == [3, 4, 5, 6, 7, 8, 12]
+    assert batch.predictors.tolist() == [2, 3, 4, 2, 6, 2, 11]  # the prompt's last token predicts three first ones
+    assert batch.trained_rows.tolist() == [0, 0, 0, 1, 1, 2, 3]
+
+
+def test_sharing_counts_the_prompt_once_in_each_micro_batch(make_batch: Any) -> None:
+    batches = pack(collate(group_rows(make_batch)), token_budget=8, share_prompts=True)
+    assert [batch.token_ids.tolist() for batch in batches] == [[1, 2, 3, 6, 6, 6, 7, 8], [1, 2, 3, 5, 1, 2, 4, 9]]
+    assert batches[1].prefixes.tolist() == [-1, 0, -1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(20, 60), st.booleans())
 def test_every_token_is_packed_once_within_the_budget(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,69 @@ def test_any_token_budget_gives_the_same_loss_and_gradient(
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
     for name, change in results[0][1].items():
         torch.testing.assert_close(change, results[1][1][name], atol=2e-7, rtol=1e-3)
+
+
+def group_rows(seed: int, prompts: tuple[int, ...], replies: tuple[int, ...]) -> list[Any]:
+    """Rows in groups that share a prompt: prompt lengths, and the lengths of each group's replies."""
+    rng = np.random.default_rng(seed)
+    rows: list[Any] = []
+    for prompt in prompts:
+        start = rng.integers(3, 32, prompt).tolist()
+        for reply in replies:
+            logprobs = [None] * prompt + (-3.0 - rng.random(reply)).tolist()
+            advantages = [0.0] * prompt + [float(rng.normal())] * reply
+            ids = start + rng.integers(3, 32, reply).tolist()
+            rows.append((ids, [False] * prompt + [True] * reply, logprobs, advantages))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("prompts", "replies"),
+    [((1, 12, 30), (3, 9, 1, 5)), ((150, 220), (4, 60, 17))],
+    ids=["short rows", "rows for the fused kernel"],
+)
+def test_computing_a_shared_prompt_once_changes_no_number(
+    tiny_folder: Path, make_batch: Any, prompts: tuple[int, ...], replies: tuple[int, ...]
+) -> None:
+    batch = make_batch(group_rows(21, prompts, replies))
+    optimizer = {"learning_rate": 1.0, "epsilon": 1e3, "max_grad_norm": None}
+    apart = make_trainer(tiny_folder, optimizer=optimizer, share_prompts=False)
+    shared = make_trainer(tiny_folder, optimizer=optimizer, share_prompts=True)
+    first, first_change = gradient_of(apart, batch, 1.0)
+    second, second_change = gradient_of(shared, batch, 1.0)
+    assert first == pytest.approx(second, abs=1e-6)
+    for name, change in first_change.items():
+        torch.testing.assert_close(change, second_change[name], atol=2e-7, rtol=1e-3)
+
+
+def test_a_token_of_a_shared_prompt_feels_every_row_that_continues_it(tiny_folder: Path, make_batch: Any) -> None:
+    # Prompt 5 9; replies 12 and 7. The gradient of −ℓ of both is the sum of the gradients of each alone.
+    rows = [([5, 9, 12], [0, 0, 1], None, None), ([5, 9, 7], [0, 0, 1], None, None)]
+    optimizer = {"learning_rate": 1.0, "epsilon": 1e6, "max_grad_norm": None}
+    fields: dict[str, Any] = {"algorithm": {"type": "sft", "aggregate": "seq_mean_token_sum"}, "optimizer": optimizer}
+    norms: list[Any] = []
+    for chosen in ([rows[0]], [rows[1]], rows):
+        trainer = make_trainer(tiny_folder, **fields)
+        norms.append(gradient_of(trainer, make_batch(chosen), 1.0)[1]["model.embed_tokens.weight"] * len(chosen))
+    torch.testing.assert_close(norms[0] + norms[1], norms[2], atol=5e-9, rtol=2e-2)
+
+
+def test_a_model_that_mixes_packed_rows_is_refused(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainers import torch_model
+
+    read = torch_model._read
+
+    def leaking(*arguments: Any, **options: Any) -> Any:
+        model = read(*arguments, **options)
+        norm = model.model.layers[0].input_layernorm
+        forward = norm.forward
+        # A short convolution over the sequence, as recurrent and hybrid models have.
+        norm.forward = lambda states: forward(states + torch.roll(states, 1, dims=1))
+        return model
+
+    monkeypatch.setattr(torch_model, "_read", leaking)
+    with pytest.raises(ModelError, match="mixes rows that are packed"):
+        make_trainer(tiny_folder)
 
 
 def test_rows_with_zero_advantage_are_skipped_without_changing_loss_or_weights(
@@ -366,6 +431,19 @@ def test_learning_rate_rises_and_falls() -> None:
     cosine = config.model_copy(update={"schedule": "cosine"})
     assert learning_rate(cosine, 7) == pytest.approx(0.5)
     assert learning_rate(config.model_copy(update={"schedule": "constant"}), 99) == 1.0
+
+
+def test_reading_a_configuration_imports_no_torch() -> None:
+    code = (
+        "import sys; from trainers.registry import TRAINERS, ALGORITHMS\n"
+        "config = TRAINERS.load('torch').Config.model_validate({'type': 'torch', 'model': 'p', 'lora': {},"
+        " 'algorithm': {'type': 'grpo', 'advantage': {'type': 'rloo'}}})\n"
+        "assert config.algorithm.needs_groups and ALGORITHMS.load('sft').Config().needs_reward is False\n"
+        "print([name for name in ('torch', 'transformers', 'peft', 'safetensors') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
