@@ -62,7 +62,7 @@ def _apply(text: pl.Expr, form: Form) -> pl.Expr:
 class NormalizeText(Operator[NormalizeTextConfig]):
     """Normalises `prompt` and `response` for the operators after it; what is stored stays as it was.
 
-    With `rewrite: true`, a row that was imported as text (made_by = import, no tokens) and whose messages change is
+    With `rewrite: true`, an imported dialogue (made_by = import, no log-probs: nobody sampled it) whose messages change is
     rejected with reason `replaced`, and a new row with the mended messages takes its place. `prompt` stands for system
     and user messages, `response` for assistant messages; tool messages are never touched. Rows that already are normal
     are kept. Sampled rows are never rewritten: their tokens are what the model produced.
@@ -73,7 +73,7 @@ class NormalizeText(Operator[NormalizeTextConfig]):
     def contract(self) -> Contract:
         """Reads and writes the configured columns; with `rewrite` also reads messages, drops and adds."""
         rewrite = self.config.rewrite
-        extra = ("messages", "made_by", "total_tokens") if rewrite else ()
+        extra = ("messages", "made_by", "mean_logprob") if rewrite else ()
         return Contract(
             reads=frozenset((*self.config.columns, *extra)),
             writes={name: pl.String() for name in dict.fromkeys(self.config.columns)},
@@ -91,7 +91,7 @@ class NormalizeText(Operator[NormalizeTextConfig]):
             return Result(columns=columns)
         messages = self._mended_messages(frame)
         changes = pl.DataFrame({"old": frame["messages"], "new": messages}).select(
-            changed=(pl.col("old") != pl.col("new")) & (frame["made_by"] == "import") & (frame["total_tokens"] == 0)
+            changed=(pl.col("old") != pl.col("new")) & (frame["made_by"] == "import") & frame["mean_logprob"].is_null()
         )["changed"]
         rows = changes.fill_null(False).arg_true()
         return Result(

@@ -290,7 +290,7 @@ def test_added_rows_name_their_parent_and_the_operator():
     frame = rows(" a ", "b").with_columns(
         messages=pl.Series([[message("assistant", " a ")], [message("assistant", "b")]], dtype=MESSAGES),
         made_by=pl.lit("import"),
-        total_tokens=pl.lit(0, dtype=pl.Int64),
+        mean_logprob=pl.lit(None, dtype=pl.Float64),
     )
     result = run(frame, config("normalize_text", id="clean", rewrite=True))
     assert result.added.to_dicts() == [{"parent_id": "x0", "made_by": "clean", "messages": [message("assistant", "a")]}]

@@ -23,7 +23,7 @@ def test_normalize_text_applies_every_form_for_later_operators():
     assert plain.verdicts is None
 
 
-def test_normalize_text_rewrites_imported_text_rows_only():
+def test_normalize_text_rewrites_imported_dialogues_that_nobody_sampled():
     dirty = [message("user", " a "), message("tool", " t "), message("assistant", "b\u200b")]
     clean = [message("user", "a"), message("assistant", "b")]
     rows = frame(
@@ -32,9 +32,9 @@ def test_normalize_text_rewrites_imported_text_rows_only():
             "response": ["b\u200b", "b", "b\u200b", "b\u200b"],
             "messages": [dirty, clean, dirty, dirty],
             "made_by": ["import", "import", "explorer", "import"],
-            "total_tokens": [0, 0, 0, 7],
+            "mean_logprob": [None, None, None, -0.5],
         },
-        {"messages": MESSAGES},
+        {"messages": MESSAGES, "mean_logprob": pl.Float64()},
     )
     result = apply("normalize_text", rows, rewrite=True)
     assert reasons(result) == {0: "replaced"}
