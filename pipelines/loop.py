@@ -178,7 +178,7 @@ class Loop:
 
     def _train(self, step: int) -> bool:
         """Form or find the step's batch, train it, commit it; False when an offline run has no rows left."""
-        trainer = self._assembly.trainer
+        trainer: Any = self._assembly.trainer
         assert trainer is not None
         batch_id = f"{self._run_id}/{step}"
         batch, rows = stored_manifest(self._store, batch_id)
@@ -198,6 +198,9 @@ class Loop:
                 f"but the trainer holds version {self._version}: the checkpoint folder does not belong to this store"
             )
         with self._progress.phase(f"step {step}: {'replaying' if replay else 'training'}", total=None):
+            if replay and self._algorithm is not None and self._algorithm.needs.reward_penalty:
+                # The manifest's advantages hold the penalty already; the trainer only wants to have been asked.
+                trainer.kl_penalties(train_batch)
             report = trainer.train_step(train_batch)
         version = self._version + 1
         self._store.commit_batch(batch_id, step=step, model=self._model_row(step, version, parent=self._version))

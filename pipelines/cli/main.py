@@ -31,6 +31,10 @@ from pipelines.cli.shadowing import shadows
 
 DEBUG_VARIABLE = "BUFFER_ENGINE_DEBUG"
 
+# Threads that spin while they wait slow each other down by a factor of ten as soon as another process wants a core,
+# a second terminal with a query for instance. The OpenMP library reads this once, when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 @dataclass(frozen=True, slots=True)
 class Verb:

@@ -88,8 +88,8 @@ def test_a_run_killed_at_many_random_points_ends_with_the_same_batches_and_weigh
         )
         assert {row: number for row, number in uses.items() if number} == counts
     with connect_store(tmp_path / "stormy") as inspection:
-        assert inspection.sql("SELECT * FROM conservation WHERE NOT balanced").num_rows == 0
-        assert inspection.sql("SELECT * FROM conservation").num_rows > 0
+        assert inspection.query("SELECT * FROM conservation WHERE NOT balanced").num_rows == 0
+        assert inspection.query("SELECT * FROM conservation").num_rows > 0
     assert weights_digest(tmp_path / "calm" / "weights" / "tiny") == weights_digest(
         tmp_path / "stormy" / "weights" / "tiny"
     )
