@@ -98,8 +98,8 @@ class Curator:
         if rewards.is_empty():
             return {}
         return {
-            "curate/reward_mean": float(np.mean(rewards.to_numpy())),
-            "curate/reward_std": float(np.std(rewards.to_numpy())),
+            "explore/reward_mean": float(np.mean(rewards.to_numpy())),
+            "explore/reward_std": float(np.std(rewards.to_numpy())),
         }
 
     def reject_counts(self, pass_ids: Sequence[str]) -> list[tuple[str, str, int]]:

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 SHOWN = (
-    ("curate/reward_mean", "reward"),
+    ("explore/reward_mean", "reward"),
     ("explore/ended", "ended"),
     ("explore/response_tokens", "length"),
     ("curate/kept", "kept"),
@@ -88,9 +88,8 @@ class Progress:
         """Print the step's line and advance the bar."""
         if not self._quiet:
             parts = [f"{label} {self._numbers[name]:.3g}" for name, label in SHOWN if name in self._numbers]
-            self._console.print(
-                f"step {step}/{self._total}  " + "  ".join(parts) + f"  {seconds:.1f} s", highlight=False
-            )
+            line = "  ".join((f"step {step}/{self._total}", *parts, f"{seconds:.1f} s"))
+            self._console.print(line, highlight=False, soft_wrap=True)
         self._numbers.clear()
         if self._live is not None and self._steps is not None:
             self._live.update(self._steps, completed=step)

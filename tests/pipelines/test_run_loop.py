@@ -62,7 +62,7 @@ def test_the_held_out_solve_rate_rises_and_is_measured_first_before_training(tmp
     report = run(write_specification(tmp_path, tiny_model, steps=30))
     rates = metric(report.folder, "eval/heldout/solve_rate")
     assert sorted(rates) == list(range(0, 31, 3))
-    rewards = metric(report.folder, "curate/reward_mean")
+    rewards = metric(report.folder, "explore/reward_mean")
     first, last = [rewards[step] for step in (1, 2, 3)], [rewards[step] for step in (28, 29, 30)]
     assert sum(last) / 3 > sum(first) / 3 + 0.2
 
