@@ -69,7 +69,7 @@ class Sampling(ComponentConfig):
     """How tokens are drawn."""
 
     temperature: float = Field(1.0, ge=0, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="share of probability drawn from; 1: all")
     top_k: int = Field(0, ge=0, description="0: off")
     max_tokens: int = Field(64, gt=0, description="most new tokens per reply")
     stop: tuple[str, ...] = Field((), description="strings that end a reply")

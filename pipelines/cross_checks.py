@@ -238,6 +238,8 @@ def _needs(spec: Spec, found: Findings, *, imported_only: bool) -> None:
         return
     name = needs.algorithm
     at: PathParts = ("trainer", "algorithm")
+    if needs.logprobs and found.sound("explorer.sampling", "trainer.temperature"):
+        _distribution(spec, found, name)
     if needs.logprobs and imported_only:
         found.problem(
             at,
@@ -252,6 +254,28 @@ def _needs(spec: Spec, found: Findings, *, imported_only: bool) -> None:
             f"{name} compares the rows of a group, and group_size is {spec.explorer.group_size}",
             "write 2 or more; 8 is usual",
         )
+
+
+def _distribution(spec: Spec, found: Findings, algorithm: str) -> None:
+    """The log-probs that the sampler stores are compared with the trainer's: both must be of one distribution."""
+    if spec.explorer is None:
+        return
+    sampling, trained = spec.explorer.sampling, getattr(spec.trainer, "temperature", None)
+    at: PathParts = ("explorer", "sampling")
+    if sampling.temperature == 0:
+        why = f"greedy sampling has no exploration, and its log-probs are raw: {algorithm} cannot learn from it"
+        found.problem((*at, "temperature"), why, "write a temperature above 0; 1.0 is usual")
+    elif trained is not None and trained != sampling.temperature:
+        found.problem(
+            (*at, "temperature"),
+            f"rows are sampled at temperature {sampling.temperature:g} and trained at {trained:g}: {algorithm} would "
+            "compare log-probs of different distributions",
+            f"write `trainer: {{temperature: {sampling.temperature:g}}}`",
+        )
+    for key, cuts, off in (("top_p", sampling.top_p < 1, 1.0), ("top_k", sampling.top_k > 0, 0)):
+        if cuts and sampling.temperature > 0:
+            said = f"stored log-probs describe the distribution that {key} truncated: {algorithm}'s ratio is biased"
+            found.warn((*at, key), said, f"write {off} for training; evaluation has its own sampling")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ def collate(rows: pa.Table, needs: Needs | None = None) -> BatchArrays:
     """
     _check_columns(rows)
     offsets, tokens = _lists(rows, "token_ids")
+    if tokens.null_count:
+        raise SchemaError(f"batch: column 'token_ids' has {tokens.null_count} null elements; every token has an id")
     ids = _column(rows, "experience_id")
     mask = _aligned(rows, "loss_mask", offsets, ids, fill=False, dtype=np.bool_)
     first = offsets[:-1][np.diff(offsets) > 0]

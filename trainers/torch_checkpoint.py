@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from buffer_engine.errors import TrainingError
 from buffer_engine.extras import require
@@ -66,7 +66,7 @@ def load_checkpoint(
     missing = [name for name in (WEIGHTS, OPTIMIZER, GENERATORS, STATE) if not (directory / name).is_file()]
     if missing:
         raise TrainingError(f"{directory} is no complete checkpoint: {', '.join(missing)} not there")
-    record: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    record = _record(directory / STATE)
     if record["format"] > FORMAT:
         raise TrainingError(f"{directory} has checkpoint format {record['format']}; this version reads up to {FORMAT}")
     if record["base"] != _base_identity(model):
@@ -78,11 +78,12 @@ def load_checkpoint(
     own = _own_weights(model)
     if set(stored) != set(own) or any(stored[name].shape != own[name].shape for name in own):
         raise TrainingError(f"{directory} holds {len(stored)} tensors that do not fit the model's {len(own)}")
+    generators = _read(directory / GENERATORS)
     optimizer.load_state({name: value.to(model.device) for name, value in _read(directory / OPTIMIZER).items()})
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])
-    return _read(directory / GENERATORS), record["state"]
+    return generators, record["state"]
 
 
 def save_weights(directory: Path, model: TrainableModel) -> None:
@@ -130,6 +131,16 @@ def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] |
     files = require("safetensors.torch", "torch")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     files.save_file(plain, str(path), metadata=metadata)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainingError(f"{path} cannot be read: {error}") from error
+    if not isinstance(record, dict) or not {"format", "state", "base"} <= set(cast("dict[str, Any]", record)):
+        raise TrainingError(f"{path} is no checkpoint's record: it needs format, state and base")
+    return cast("dict[str, Any]", record)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

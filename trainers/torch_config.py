@@ -16,13 +16,19 @@ from trainers.registry import ALGORITHMS
 class OptimizerConfig(ComponentConfig):
     """AdamW, and the course of its learning rate."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    weight_decay: float = Field(default=0.0, ge=0)
-    epsilon: float = Field(default=1e-8, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0, description="after the warm-up, before the schedule's fall")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.95), description="decay of the running means of the gradient and of its square"
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="share of every weight taken off per step, times the learning rate"
+    )
+    epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="gradients are scaled down to it; null: off")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear rise to learning_rate")
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="course of the rate after the warm-up"
+    )
     total_steps: int | None = Field(default=None, gt=0, description="steps after which linear and cosine are at 0")
 
     @model_validator(mode="after")
@@ -37,9 +43,9 @@ class OptimizerConfig(ComponentConfig):
 class LoraConfig(ComponentConfig):
     """Low-rank adapters beside frozen weights."""
 
-    rank: int = Field(default=16, gt=0)
+    rank: int = Field(default=16, gt=0, description="inner width of each adapter")
     alpha: float = Field(default=32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the adapter's input dropped in training")
     target: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="every linear layer but the output, or names of modules"
     )
@@ -48,8 +54,8 @@ class LoraConfig(ComponentConfig):
 class CheckpointConfig(ComponentConfig):
     """When the loop saves a checkpoint and how many it keeps."""
 
-    every_steps: int = Field(default=10, gt=0)
-    keep: int = Field(default=3, gt=0)
+    every_steps: int = Field(default=10, gt=0, description="optimizer steps between checkpoints")
+    keep: int = Field(default=3, gt=0, description="newest checkpoints that stay on the disk")
 
 
 class TorchTrainerConfig(ComponentConfig):
@@ -57,8 +63,15 @@ class TorchTrainerConfig(ComponentConfig):
 
     type: Literal["torch"] = "torch"
     model: str = Field(description="name of the model in the specification")
-    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], component(ALGORITHMS)] = GRPOConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    algorithm: Annotated[SerializeAsAny[AlgorithmConfig], component(ALGORITHMS)] = Field(
+        default=GRPOConfig(), description="the objective: grpo or sft"
+    )
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="logits are divided by it before log-probs are taken, of the reference too; that of the explorer",
+    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="AdamW and its learning rate")
     token_budget: int = Field(default=2048, gt=0, description="most tokens in one forward and backward pass")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -71,7 +84,7 @@ class TorchTrainerConfig(ComponentConfig):
     share_prompts: bool = Field(
         default=True, description="compute the prompt that rows of a group have in common once (packed attention only)"
     )
-    lora: LoraConfig | None = None
+    lora: LoraConfig | None = Field(default=None, description="train adapters only; null: all weights")
     gradient_checkpointing: bool = Field(default=False, description="recompute activations: less memory, more time")
     logit_chunk: int = Field(default=1024, gt=0, description="trained tokens whose vocabulary row exists at once")
     recompute_old_logprobs: bool = Field(
@@ -81,8 +94,10 @@ class TorchTrainerConfig(ComponentConfig):
         default=0.2, gt=0, description="most mean |ratio − 1| on the first on-policy step; null: report only"
     )
     entropy: bool = Field(default=False, description="report the policy's entropy on trained tokens")
-    read: ReadPolicy = Field(default_factory=lambda: ReadPolicy.model_validate({}))
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    read: ReadPolicy = Field(
+        default_factory=lambda: ReadPolicy.model_validate({}), description="which rows a batch takes from the store"
+    )
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="when to save, and how many to keep")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: a GPU where there is one")
     deterministic: bool = Field(default=True, description="refuse operations whose result may differ between runs")
     threads: int | None = Field(default=None, gt=0, description="processor threads; null: torch's own choice")

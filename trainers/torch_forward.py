@@ -26,6 +26,7 @@ class ForwardSettings:
         bfloat16: run matrix products in bfloat16; log-probs are float32 all the same.
         logit_chunk: positions whose logits exist at once.
         recompute: compute a chunk's logits again in the backward pass instead of keeping them.
+        temperature: what logits are divided by; log-probs and entropy are those of the softmax after it.
         entropy: also return the entropy at each position.
     """
 
@@ -33,6 +34,7 @@ class ForwardSettings:
     bfloat16: bool
     logit_chunk: int
     recompute: bool
+    temperature: float = 1.0
     entropy: bool = False
 
 
@@ -62,7 +64,7 @@ def token_logprobs(
         entropies: list[Tensor] = []
         for start in range(0, len(labels), settings.logit_chunk):
             part = slice(start, start + settings.logit_chunk)
-            arguments = (model.head, hidden[part], labels[part], settings.entropy)
+            arguments = (model.head, hidden[part], labels[part], settings.temperature, settings.entropy)
             if settings.recompute and torch.is_grad_enabled():
                 chunk, entropy = checkpoint(_chunk, *arguments, use_reentrant=False)
             else:
@@ -101,9 +103,13 @@ def _hidden(model: TrainableModel, batch: PackedBatch, packed: bool, device: tor
     return states.reshape(-1, states.shape[-1]).index_select(0, torch.from_numpy(slots).to(device))
 
 
-def _chunk(head: Any, hidden: Tensor, labels: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+def _chunk(
+    head: Any, hidden: Tensor, labels: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
     """Log-probs of `labels` [n] given hidden states [n, H]; the logits [n, V] do not outlive the call."""
     logits = head(hidden).float()
+    if temperature != 1.0:
+        logits = logits / temperature
     normaliser = logits.logsumexp(-1)
     chosen = logits.gather(-1, labels[:, None])[:, 0] - normaliser
     if not entropy:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from buffer_engine.errors import NonFiniteLossError, RowTooLongError, TrainingError
+from buffer_engine.errors import NonFiniteLossError, RowTooLongError, SchemaError, TrainingError
 from buffer_engine.extras import require
 from buffer_engine.identity import stable_seed
 from buffer_engine.weights import WeightVersion
@@ -88,7 +88,7 @@ class TorchTrainer:
         they count in the denominators, so the loss is the same.
 
         Raises:
-            SchemaError: rows lack what the algorithm needs.
+            SchemaError: rows lack what the algorithm needs, or hold ids that are not in the model's vocabulary.
             NonFiniteLossError, RowTooLongError, TrainingError: as `Trainer.train_step`.
         """
         started = time.perf_counter()
@@ -140,7 +140,7 @@ class TorchTrainer:
         )
 
     def log_probs(self, batch: TrainBatch) -> LogProbs:
-        """Log-probabilities under the current weights, without gradient; see `Trainer.log_probs`."""
+        """Log-probabilities under the current weights at `temperature`, without gradient; see `Trainer.log_probs`."""
         return LogProbs(self._all_logprobs(collate(batch.rows), self._model))
 
     def reference_log_probs(self, batch: TrainBatch) -> LogProbs:
@@ -235,14 +235,24 @@ class TorchTrainer:
     def _check(self, batch: TrainBatch, arrays: BatchArrays) -> None:
         if not arrays.trained.any():
             raise TrainingError(f"batch {batch.batch_id} has no token to train: every loss_mask is false")
-        self._check_lengths(arrays)
+        self._check_tokens(arrays)
         if self._algorithm.needs.reward_penalty and self._penalised != batch.batch_id:
             raise TrainingError(
                 f"batch {batch.batch_id}: `kl: {{place: reward}}` is configured, but kl_penalties was not called for "
                 "this batch, so its advantages lack the penalty"
             )
 
-    def _check_lengths(self, arrays: BatchArrays) -> None:
+    def _check_tokens(self, arrays: BatchArrays) -> None:
+        """Rows fit the budget and the context, and their ids are the model's."""
+        vocabulary = int(self._model.model.get_input_embeddings().weight.shape[0])
+        strange = np.flatnonzero((arrays.token_ids < 0) | (arrays.token_ids >= vocabulary))
+        if len(strange):
+            at = int(strange[0])
+            row = int(arrays.row_of_token[at])
+            raise SchemaError(
+                f"batch: {arrays.name(row)} has id {arrays.token_ids[at]} at token {at - arrays.offsets[row]} and the "
+                f"model's vocabulary is {vocabulary}: the row was made with another tokenizer"
+            )
         check_lengths(arrays, self._config.token_budget)
         context = getattr(self._model.model.config, "max_position_embeddings", None)
         if context is not None and int(arrays.lengths.max()) > context:
@@ -275,6 +285,7 @@ class TorchTrainer:
             bfloat16=self._bfloat16,
             logit_chunk=config.logit_chunk,
             recompute=config.gradient_checkpointing,
+            temperature=config.temperature,
             entropy=entropy,
         )
 
@@ -288,8 +299,9 @@ class TorchTrainer:
             raise TrainingError(
                 f"batch {batch.batch_id}: on rows sampled with these very weights the mean |ratio − 1| is "
                 f"{deviation:.4g}, above ratio_gate {limit:g}; weights are unchanged. Check that the explorer and the "
-                "trainer load the same folder, that log-probs are stored raw (temperature 1, no top-p or top-k), that "
-                "ids were not re-encoded, and that the precisions are close; or set a higher ratio_gate."
+                "trainer load the same folder, that rows were sampled at the trainer's temperature "
+                f"({self._config.temperature:g}) and without top-p or top-k, that ids were not re-encoded, and that "
+                "the precisions are close; or set a higher ratio_gate."
             )
         self._gate_passed = True
 
@@ -310,7 +322,7 @@ class TorchTrainer:
         """Log-probs of every token but the first of each row, ragged."""
         import torch
 
-        self._check_lengths(arrays)
+        self._check_tokens(arrays)
         first = np.zeros(len(arrays.token_ids), dtype=np.bool_)
         first[arrays.offsets[:-1][arrays.lengths > 0]] = True
         everything = replace(arrays, trained=~first)

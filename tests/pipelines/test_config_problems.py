@@ -153,6 +153,11 @@ def test_the_sample_itself_has_no_problems(tmp_path: Path) -> None:
         (("read: {rows: 16}", "read: {rows: 3}"), "trainer.read.rows", 24, "a group of 4 rows never fits a batch of 3"),
         (("read: {rows: 16}", "read: {rows: 16, min_rows: 20}"), "trainer.read.min_rows", 24, "min_rows is 20"),
         (("group_size: 4", "group_size: 1"), "explorer.group_size", 13, "grpo compares the rows of a group"),
+        (("max_tokens: 3", "temperature: 0.7"), "explorer.sampling.temperature", 15,
+         "sampled at temperature 0.7 and trained at 1: grpo would compare log-probs of different distributions "
+         "write `trainer: {temperature: 0.7}`"),
+        (("max_tokens: 3", "temperature: 0"), "explorer.sampling.temperature", 15,
+         "greedy sampling has no exploration, and its log-probs are raw"),
         (("steps: 6", "steps: 6\n  mode: async"), "loop.mode", 28, "not available yet"),
         (("steps: 6", "steps: 6\n  publish_every: 5\n"), "loop.publish_every", 28, "up to 4 weight versions"),
     ],
@@ -163,6 +168,7 @@ def test_each_mistake_is_found_where_it_is(
     changes = [change]
     if "publish_every" in change[1]:
         changes.append(("read: {rows: 16}", "read: {rows: 16, max_staleness: 2}"))
+        changes.append(("checkpoint: {every_steps: 3}", "checkpoint: {every_steps: 5}"))
 
     problem = one(write_sample(tmp_path, *changes))
 
@@ -282,6 +288,23 @@ def test_warnings_do_not_stop_a_plan(tmp_path: Path) -> None:
     assert plan.warnings[2].fix == "write 16 or 20"
     # 4 groups of 4 make 16 rows; 18 / 4 rounded up is 5 tasks
     assert plan.warnings[1].fix == "write 5 for one exploration a batch"
+
+
+def test_the_trainer_may_follow_the_samplers_temperature_and_sft_need_not(tmp_path: Path) -> None:
+    file = write_sample(tmp_path, ("max_tokens: 3", "temperature: 0.7"))
+
+    assert check_file(file, overrides=("trainer.temperature=0.7",)).warnings == ()
+    assert check_file(file, overrides=("trainer.algorithm.type=sft",)).warnings == ()
+
+
+def test_log_probs_of_a_truncated_distribution_are_warned_of(tmp_path: Path) -> None:
+    plan = check_file(write_sample(tmp_path, ("max_tokens: 3", "top_p: 0.9, top_k: 40")))
+
+    assert [(warning.path, warning.line) for warning in plan.warnings] == [
+        ("explorer.sampling.top_p", 15),
+        ("explorer.sampling.top_k", 15),
+    ]
+    assert "distribution that top_p truncated: grpo's ratio is biased" in plan.warnings[0].message
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_an_unfinished_run_of_another_configuration_is_not_touched(tmp_path: Pat
     file = write_specification(tmp_path, tiny_model, steps=2)
     run(file, parts=("explore",))
     with pytest.raises(UsageError, match="buffer-engine resume"):
-        run(file, "explorer.sampling.temperature=0.7")
+        run(file, "explorer.sampling.max_tokens=4")
 
 
 def test_a_second_process_with_the_same_run_is_refused_while_the_first_lives(tmp_path: Path, tiny_model: Path) -> None:

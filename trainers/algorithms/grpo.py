@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from buffer_engine.config import ComponentConfig, SerializeAsAny, component
 from trainers.advantages.base import AdvantageConfig
 from trainers.advantages.group import GroupAdvantageConfig
-from trainers.algorithms.base import Algorithm, AlgorithmConfig, Denominators, LossInputs, LossOutput, Needs, required
-from trainers.losses.aggregate import Aggregation, aggregate
+from trainers.algorithms.aggregated import AggregatedConfig, aggregated
+from trainers.algorithms.base import Algorithm, Denominators, LossInputs, LossOutput, Needs, required
 from trainers.losses.kl import KLEstimator, kl_estimate
 from trainers.losses.policy import importance_weights, log_ratio, ppo_clip
 from trainers.registry import ADVANTAGES
@@ -29,7 +29,7 @@ class KLConfig(ComponentConfig):
     estimator: KLEstimator = Field(
         default="k3", description="which estimate; in the reward use k1, as a loss k2, k1+ or k3+"
     )
-    coefficient: float = Field(default=0.001, gt=0)
+    coefficient: float = Field(default=0.001, gt=0, description="weight of the estimate")
     place: Literal["loss", "reward"] = Field(
         default="loss", description="a loss term, or taken off the reward of each row"
     )
@@ -44,11 +44,17 @@ class OffPolicyConfig(ComponentConfig):
     treatment: Literal["truncate", "mask"] = Field(
         default="truncate", description="cap at `high`, or 0 outside [low, high]"
     )
-    low: float = Field(default=0.5, ge=0)
-    high: float = Field(default=2.0, gt=0)
+    low: float = Field(default=0.5, ge=0, description="least weight that `mask` keeps; `truncate` does not use it")
+    high: float = Field(default=2.0, gt=0, description="largest weight: the cap, or the most that `mask` keeps")
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> Self:
+        if self.treatment == "mask" and self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high}): every token would be masked")
+        return self
 
 
-class GRPOConfig(AlgorithmConfig):
+class GRPOConfig(AggregatedConfig):
     """Clipped policy gradient on group advantages."""
 
     type: Literal["grpo"] = "grpo"
@@ -56,20 +62,22 @@ class GRPOConfig(AlgorithmConfig):
         default=(0.2, 0.2), description="[low, high]: the ratio is held in [1 − low, 1 + high]"
     )
     dual_clip: float | None = Field(default=3.0, gt=1, description="bound for negative advantages; null: off")
-    aggregate: Aggregation = "token_mean"
-    loss_norm: float | None = Field(default=None, gt=0, description="tokens that seq_mean_token_sum_norm divides by")
-    advantage: Annotated[SerializeAsAny[AdvantageConfig], component(ADVANTAGES)] = GroupAdvantageConfig()
-    kl: KLConfig | None = None
-    off_policy: OffPolicyConfig | None = None
+    advantage: Annotated[SerializeAsAny[AdvantageConfig], component(ADVANTAGES)] = Field(
+        default=GroupAdvantageConfig(), description="how rewards become advantages: group, rloo or constant"
+    )
+    kl: KLConfig | None = Field(default=None, description="pull towards the start weights; null: none")
+    off_policy: OffPolicyConfig | None = Field(
+        default=None, description="correct for a sampler that is not the trained policy; null: do not"
+    )
 
     @model_validator(mode="after")
-    def _norm_belongs_to_its_aggregation(self) -> Self:
-        if (self.aggregate == "seq_mean_token_sum_norm") != (self.loss_norm is not None):
-            raise ValueError(
-                f"aggregate is {self.aggregate} and loss_norm is {self.loss_norm}: "
-                "seq_mean_token_sum_norm needs loss_norm, the others do not take it"
-            )
-        return self
+    def _a_penalty_in_the_reward_reaches_the_advantage(self) -> Self:
+        if self.kl is None or self.kl.place != "reward" or ADVANTAGES.load(self.advantage.type).needs_reward:
+            return self
+        raise ValueError(
+            f"kl has place: reward, and advantage {self.advantage.type} does not look at rewards, so the penalty would "
+            "do nothing: write place: loss, or another advantage"
+        )
 
 
 class GRPO(Algorithm[GRPOConfig]):
@@ -97,7 +105,7 @@ class GRPO(Algorithm[GRPOConfig]):
         return self.config.kl is None or self.config.kl.place == "reward"
 
     def loss(self, inputs: LossInputs, denominators: Denominators) -> LossOutput:
-        """See `Algorithm.loss`. Sums: clip_fraction, and kl with a KL term in the loss."""
+        """See `Algorithm.loss`. Sums: clip_fraction; kl with a KL term in the loss; off_policy_fraction."""
         import torch
 
         config = self.config
@@ -115,34 +123,33 @@ class GRPO(Algorithm[GRPOConfig]):
         sums = {"clip_fraction": (active & mask).sum().detach()}
         if config.off_policy is not None:
             behaviour = torch.where(mask, required(inputs.behaviour_logprobs, "behaviour log-probs", "grpo"), zero)
-            per_token = per_token * self._correction(config.off_policy, old - behaviour, inputs)
+            log_weights = self._log_weights(config.off_policy, old - behaviour, inputs)
+            weights, treated = importance_weights(
+                log_weights,
+                treatment=config.off_policy.treatment,
+                low=config.off_policy.low,
+                high=config.off_policy.high,
+            )
+            per_token = per_token * weights
+            sums["off_policy_fraction"] = (treated & mask).sum()
         if config.kl is not None and config.kl.place == "loss":
             reference = torch.where(mask, required(inputs.reference_logprobs, "reference log-probs", "grpo"), zero)
             divergence = kl_estimate(logprobs, reference, config.kl.estimator)
             per_token = per_token + config.kl.coefficient * divergence
             sums["kl"] = torch.where(mask, divergence, zero).sum().detach()
 
-        loss = aggregate(
-            per_token * inputs.weights.to(per_token.dtype),
-            mask,
-            inputs.row,
-            inputs.row_tokens(),
-            how=config.aggregate,
-            tokens=denominators.tokens,
-            rows=denominators.rows,
-            norm=config.loss_norm,
-        )
+        loss = aggregated(config, per_token, inputs, denominators)
         return LossOutput(loss, torch.where(mask, per_token, zero).detach(), sums)
 
     @staticmethod
-    def _correction(config: OffPolicyConfig, log_weights: Tensor, inputs: LossInputs) -> Tensor:
-        """Detached weights π_old/μ, [N], of tokens or of whole rows (0 stands at masked tokens of `log_weights`)."""
+    def _log_weights(config: OffPolicyConfig, log_weights: Tensor, inputs: LossInputs) -> Tensor:
+        """log(π_old/μ) at the configured level, [N]; 0 stands at masked tokens of `log_weights`."""
         import torch
 
-        if config.level != "token":
-            row_sums = torch.zeros(inputs.row_count, dtype=log_weights.dtype, device=log_weights.device)
-            row_sums = row_sums.index_add_(0, inputs.row, log_weights.detach())
-            if config.level == "geometric":
-                row_sums = row_sums / inputs.row_tokens().clamp(min=1)
-            log_weights = row_sums[inputs.row]
-        return importance_weights(log_weights, treatment=config.treatment, low=config.low, high=config.high)
+        if config.level == "token":
+            return log_weights
+        row_sums = torch.zeros(inputs.row_count, dtype=log_weights.dtype, device=log_weights.device)
+        row_sums = row_sums.index_add_(0, inputs.row, log_weights.detach())
+        if config.level == "geometric":
+            row_sums = row_sums / inputs.row_tokens().clamp(min=1)
+        return row_sums[inputs.row]

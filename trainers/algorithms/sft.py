@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
-
-from trainers.algorithms.base import Algorithm, AlgorithmConfig, Denominators, LossInputs, LossOutput, Needs
-from trainers.losses.aggregate import Aggregation, aggregate
+from trainers.algorithms.aggregated import AggregatedConfig, aggregated
+from trainers.algorithms.base import Algorithm, Denominators, LossInputs, LossOutput, Needs
 
 
-class SFTConfig(AlgorithmConfig):
+class SFTConfig(AggregatedConfig):
     """Supervised fine-tuning."""
 
     type: Literal["sft"] = "sft"
-    aggregate: Aggregation = "token_mean"
-    loss_norm: float | None = Field(default=None, gt=0, description="tokens that seq_mean_token_sum_norm divides by")
 
     @property
     def advantage(self) -> None:
         """None: the algorithm uses no advantages."""
         return None
-
-    @model_validator(mode="after")
-    def _norm_belongs_to_its_aggregation(self) -> Self:
-        if (self.aggregate == "seq_mean_token_sum_norm") != (self.loss_norm is not None):
-            raise ValueError(
-                f"aggregate is {self.aggregate} and loss_norm is {self.loss_norm}: "
-                "seq_mean_token_sum_norm needs loss_norm, the others do not take it"
-            )
-        return self
 
 
 class SFT(Algorithm[SFTConfig]):
@@ -52,14 +39,4 @@ class SFT(Algorithm[SFTConfig]):
         import torch
 
         per_token = torch.where(inputs.loss_mask, -inputs.logprobs, torch.zeros_like(inputs.logprobs))
-        loss = aggregate(
-            per_token * inputs.weights.to(per_token.dtype),
-            inputs.loss_mask,
-            inputs.row,
-            inputs.row_tokens(),
-            how=self.config.aggregate,
-            tokens=denominators.tokens,
-            rows=denominators.rows,
-            norm=self.config.loss_norm,
-        )
-        return LossOutput(loss, per_token.detach())
+        return LossOutput(aggregated(self.config, per_token, inputs, denominators), per_token.detach())

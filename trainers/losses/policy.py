@@ -45,17 +45,20 @@ def ppo_clip(
     return loss, active
 
 
-def importance_weights(log_weights: Tensor, *, treatment: str, low: float, high: float) -> Tensor:
+def importance_weights(log_weights: Tensor, *, treatment: str, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Correction for a sampler that is not the policy the ratio is taken against: detached weights, [N].
 
     Args:
         log_weights: log(π_old/μ) of each token (or of its sequence), [N], clamped here to ±20.
         treatment: `truncate` caps the weight at `high` (TIS); `mask` zeroes weights outside [low, high] (IcePop).
+
+    Returns:
+        The weights [N], and a bool [N] that is true where one was capped or zeroed.
     """
     import torch
 
     weights = log_weights.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if treatment == "truncate":
-        return weights.clamp(max=high)
+        return weights.clamp(max=high), weights > high
     inside = (weights >= low) & (weights <= high)
-    return torch.where(inside, weights, torch.zeros_like(weights))
+    return torch.where(inside, weights, torch.zeros_like(weights)), ~inside
