@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+# As the command line does: threads that spin while they wait starve each other on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

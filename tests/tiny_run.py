@@ -1,4 +1,4 @@
-"""A whole pipeline small enough for tests: a tiny Llama learns to answer with letters of the first half of the alphabet."""
+"""A whole pipeline small enough for tests: a tiny Llama learns to use letters of the first half of the alphabet."""
 
 from __future__ import annotations
 
@@ -62,10 +62,40 @@ def write_specification(
     return file
 
 
-WORDS = (
-    "one two three four five six seven eight nine ten red green blue black white north south east west spring summer "
-    "autumn winter apple pear plum cherry grape lemon melon peach"
-).split()
+WORDS = [
+    # One prompt each.
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "red",
+    "green",
+    "blue",
+    "black",
+    "white",
+    "north",
+    "south",
+    "east",
+    "west",
+    "spring",
+    "summer",
+    "autumn",
+    "winter",
+    "apple",
+    "pear",
+    "plum",
+    "cherry",
+    "grape",
+    "lemon",
+    "melon",
+    "peach",
+]
 
 
 def manifest_rows(table: pa.Table) -> list[dict[str, object]]:
@@ -75,6 +105,7 @@ def manifest_rows(table: pa.Table) -> list[dict[str, object]]:
 
 def trained_counts(batch_rows: pa.Table, committed: set[str]) -> dict[str, int]:
     """How many committed batches hold each rollout."""
-    kept = batch_rows.filter(pc.is_in(batch_rows.column("batch_id"), value_set=pa.array(sorted(committed), pa.string())))
+    ids = pa.array(sorted(committed), pa.string())
+    kept = batch_rows.filter(pc.is_in(batch_rows.column("batch_id"), value_set=ids))
     counts = pc.value_counts(kept.column("experience_id").combine_chunks())
     return {entry["values"]: entry["counts"] for entry in counts.to_pylist()}

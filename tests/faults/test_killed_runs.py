@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import multiprocessing
 import os
 import random
@@ -27,7 +28,7 @@ def run_once(file: str) -> None:
     from pipelines.load import load_spec
     from pipelines.runner import start_run
 
-    start_run(load_spec(Path(file)), Console(file=open(os.devnull, "w")))
+    start_run(load_spec(Path(file)), Console(file=io.StringIO()))
 
 
 def weights_digest(folder: Path) -> str:

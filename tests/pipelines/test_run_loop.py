@@ -161,7 +161,8 @@ def test_a_prompt_longer_than_the_context_is_a_row_with_an_error_that_never_trai
     report = run(file)
     with connect_store(report.folder) as inspection:
         failed = inspection.rows(
-            "SELECT count(*) AS n, count(reward) AS rewarded, max(uses) AS uses FROM experiences WHERE error IS NOT NULL"
+            "SELECT count(*) AS n, count(reward) AS rewarded, max(uses) AS uses FROM experiences "
+            "WHERE error IS NOT NULL"
         )
         balanced = inspection.rows("SELECT count(*) AS n FROM conservation WHERE NOT balanced")
     assert failed[0]["n"] > 0

@@ -72,7 +72,7 @@ def test_dialogues_are_imported_cleaned_filtered_and_trained_with_every_row_acco
             "SELECT prompt, response, parent_id IS NOT NULL AS derived FROM experiences WHERE made_by = 'tidy'"
         )
         assert cleaned == [{"prompt": "what is three", "response": "three is three", "derived": True}]
-        # Five kept rows, three uses each at most, four rows a batch: 15 uses fill three batches of four and one of three.
+        # No row is used more often than `max_uses` allows.
         uses = inspection.rows("SELECT sum(uses) AS uses, max(uses) AS most FROM experiences")
         assert uses[0]["most"] <= 3
         assert inspection.rows("SELECT count(*) AS n FROM conservation WHERE NOT balanced") == [{"n": 0}]
