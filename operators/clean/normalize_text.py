@@ -62,9 +62,9 @@ def _apply(text: pl.Expr, form: Form) -> pl.Expr:
 class NormalizeText(Operator[NormalizeTextConfig]):
     """Normalises `prompt` and `response` for the operators after it; what is stored stays as it was.
 
-    With `rewrite: true`, an imported dialogue that nobody sampled (made_by = import, no log-probs) whose messages change
-    is rejected with reason `replaced`, and a new row with the mended messages takes its place. `prompt` stands for system
-    and user messages, `response` for assistant messages; tool messages are never touched. Rows that already are normal
+    With `rewrite: true`, an imported dialogue that nobody sampled (made_by = import, no log-probs) and whose messages
+    change is rejected with reason `replaced`, and a new row with the mended messages takes its place. `prompt` means
+    system and user messages, `response` assistant messages; tool messages are never touched. Rows that already are normal
     are kept. Sampled rows are never rewritten: their tokens are what the model produced.
     """
 

@@ -66,8 +66,6 @@ VERBS: Mapping[str, Verb] = {
     "run": Verb("pipelines.cli.run:run", "Run a specification, or continue its unfinished run."),
     "resume": Verb("pipelines.cli.resume:resume", "Continue an interrupted run of a store."),
     "curate": Verb("pipelines.cli.curate:curate", "Pass stored rollouts through the operators."),
-    "import": Verb("pipelines.cli.import_data:import_data", "Import a file of dialogues into a store."),
-    "evaluate": Verb("pipelines.cli.evaluate:evaluate", "Measure a model on held-out tasks."),
     "report": Verb("pipelines.cli.report:report", "Print the report of a run."),
     "sql": Verb("pipelines.cli.sql:sql", "Ask SQL of a store, also while it is written."),
     "show": Verb("pipelines.cli.show:show", "Print one experience or group to read."),

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.console import logs, results
+from pipelines.cli.opening import require_store
 from pipelines.load import load_spec
 from pipelines.reporting import report_run
 from pipelines.runner import resume_run
@@ -20,6 +21,6 @@ def resume(
     run: Annotated[str | None, typer.Option("--run", help="name of the run, when several are unfinished")] = None,
 ) -> None:
     """Continue an unfinished run from its newest checkpoint and its manifests, as if it had not been interrupted."""
-    report = resume_run(store, logs, run_id=run)
+    report = resume_run(require_store(store), logs, run_id=run)
     spec = load_spec(specification_path(store, report.run_id), overrides=(f"store.path={json.dumps(str(store))}",)).spec
     report_run(report, spec, results, logs)
