@@ -64,8 +64,8 @@ class NormalizeText(Operator[NormalizeTextConfig]):
 
     With `rewrite: true`, an imported dialogue that nobody sampled (made_by = import, no log-probs) and whose messages
     change is rejected with reason `replaced`, and a new row with the mended messages takes its place. `prompt` means
-    system and user messages, `response` assistant messages; tool messages are never touched. Rows that already are normal
-    are kept. Sampled rows are never rewritten: their tokens are what the model produced.
+    system and user messages, `response` assistant messages; tool messages are never touched. Rows that are normal
+    already are kept. Sampled rows are never rewritten: their tokens are what the model produced.
     """
 
     Config = NormalizeTextConfig
