@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import polars as pl
 import pytest
@@ -18,7 +19,7 @@ from trainers.advantages.rloo import RlooAdvantageConfig
 
 
 def frame(
-    rewards: list[float | None], *, groups: list[str] | None = None, errors: list[str | None] | None = None
+    rewards: Sequence[float | None], *, groups: list[str] | None = None, errors: list[str | None] | None = None
 ) -> pl.DataFrame:
     count = len(rewards)
     return pl.DataFrame(
@@ -98,6 +99,30 @@ def test_rewards_that_differ_by_rounding_are_zero_variance_and_a_real_difference
     assert compute_advantages(GroupAdvantageConfig(), frame([0.3, 0.1 + 0.2])).counts["zero_variance"] == 2
     small = compute_advantages(GroupAdvantageConfig(scale="none"), frame([0.0, 1e-6]))
     assert small.advantages.to_list() == pytest.approx([-5e-7, 5e-7])
+
+
+def test_the_tolerance_for_equal_rewards_grows_with_them() -> None:
+    # 1e-9 of a mean near 1e9 is 1: a range of .5 is rounding of the scale, a range of 2 is a difference.
+    near = compute_advantages(GroupAdvantageConfig(scale="none"), frame([1e9, 1e9 + 0.5]))
+    assert (near.advantages.to_list(), near.counts["zero_variance"]) == ([0.0, 0.0], 2)
+    apart = compute_advantages(GroupAdvantageConfig(scale="none"), frame([-1e9, -1e9 - 2.0]))
+    assert apart.advantages.to_list() == [1.0, -1.0]
+
+
+def test_batch_scale_counts_valid_rewards_only_and_flat_groups_among_them() -> None:
+    # Valid: 0, 1 | 3, 3: mean 1.75, Σ² = 3.0625 + .5625 + 2 · 1.5625 = 6.75, s = 1.5; centred −.5, .5 | 0, 0.
+    result = compute_advantages(
+        GroupAdvantageConfig(scale="batch", epsilon=0),
+        frame([0, 1, 3, 3, None, 70], groups=list("aabbab"), errors=[None] * 5 + ["timeout: 3 s"]),
+    )
+    assert result.advantages.to_list() == [pytest.approx(-1 / 3), pytest.approx(1 / 3), 0.0, 0.0, None, None]
+    assert result.counts == {"unscored": 2, "singleton": 0, "zero_variance": 2}
+
+
+def test_a_group_without_a_score_has_no_advantage_and_harms_no_other() -> None:
+    result = compute_advantages(RlooAdvantageConfig(), frame([None, None, 1.0, 0.0], groups=list("aabb")))
+    assert result.advantages.to_list() == [None, None, 1.0, -1.0]
+    assert result.counts == {"unscored": 2, "singleton": 0, "zero_variance": 0}
 
 
 def test_groups_are_told_apart_by_id_wherever_their_rows_stand() -> None:

@@ -71,6 +71,9 @@ def test_rows_that_cannot_train_are_refused_with_row_and_column(make_batch: Any)
     scoreless = make_batch([([1, 2], [0, 1], [None, -1.0], None)])
     with pytest.raises(SchemaError, match=r"row 'x0' has no finite 'advantages'"):
         collate(scoreless.rows, needs)
+    holed = make_batch([([1, None, 3], [0, 1, 1], None, None)])
+    with pytest.raises(SchemaError, match=r"'token_ids' has 1 null elements"):
+        collate(holed.rows)
     with pytest.raises(SchemaError, match="'token_ids' is missing"):
         collate(short.rows.drop_columns("token_ids"))
     with pytest.raises(SchemaError, match="it has no rows"):

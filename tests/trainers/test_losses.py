@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -157,8 +158,10 @@ def test_masked_tokens_contribute_nothing_even_when_they_are_nan() -> None:
     masked = LossFixture(
         [[nan, -1.0, -0.5]], [[nan, -1.2, -0.3]], [[nan, 1, -1]], [[nan, -0.9, -0.6]], loss_mask=[[0, 1, 1]]
     )
-    for fields in ({}, {"kl": {"estimator": "k3", "coefficient": 0.1}}):
-        with_mask, without = evaluate_loss(grpo(**fields), masked), evaluate_loss(grpo(**fields), FIXTURE)
+    masked = dataclasses.replace(masked, behaviour_logprobs=[[nan, -1.4, -0.2]])
+    plain = dataclasses.replace(FIXTURE, behaviour_logprobs=[[-1.4, -0.2]])
+    for fields in ({}, {"kl": {"estimator": "k3", "coefficient": 0.1}}, {"off_policy": {"level": "geometric"}}):
+        with_mask, without = evaluate_loss(grpo(**fields), masked), evaluate_loss(grpo(**fields), plain)
         assert with_mask.loss == without.loss
         assert with_mask.gradient == [[0.0, *without.gradient[0]]]
         assert with_mask.metrics == without.metrics
@@ -172,8 +175,53 @@ def test_off_policy_weights_are_truncated_or_masked_and_carry_no_gradient() -> N
     assert truncated.gradient[0] == pytest.approx([-1.0, -0.183940], abs=1e-6)  # −w/2: as if w were a constant
     masked = evaluate_loss(grpo(off_policy=OffPolicyConfig(treatment="mask", low=0.5, high=5.0)), fixture)
     assert masked.per_token[0] == pytest.approx([-2.718282, 0.0], abs=1e-6)
+    # One of the two tokens was capped, one of the two was zeroed.
+    assert (truncated.metrics["off_policy_fraction"], masked.metrics["off_policy_fraction"]) == (0.5, 0.5)
     whole = evaluate_loss(grpo(off_policy=OffPolicyConfig(level="sequence")), fixture)
     assert whole.per_token[0] == pytest.approx([-1.0, -1.0])  # e^(1 − 1)
+    assert whole.metrics["off_policy_fraction"] == 0.0
+
+
+def test_off_policy_weights_of_a_row_ignore_its_masked_tokens_and_other_rows() -> None:
+    # Row 0: log-weights .6 and .2 (and 9 where masked): product e^.8 = 2.225541, geometric mean e^.4 = 1.491825.
+    # Row 1: −1 alone: e^−1 = .367879.
+    fixture = LossFixture(
+        [[-1.0, -1.0, -1.0], [-2.0]], [[-1.0, -1.0, -1.0], [-2.0]], [[1, 1, 1], [1]],
+        behaviour_logprobs=[[-1.6, -10.0, -1.2], [-1.0]], loss_mask=[[1, 0, 1], [1]],
+    )  # fmt: skip
+    product = evaluate_loss(grpo(off_policy={"level": "sequence", "high": 5.0}), fixture)
+    assert product.per_token == [
+        pytest.approx([-2.225541, 0.0, -2.225541], abs=1e-6),
+        pytest.approx([-0.367879], abs=1e-6),
+    ]
+    geometric = evaluate_loss(grpo(off_policy={"level": "geometric", "high": 5.0}), fixture)
+    assert geometric.per_token == [
+        pytest.approx([-1.491825, 0.0, -1.491825], abs=1e-6),
+        pytest.approx([-0.367879], abs=1e-6),
+    ]
+    window = evaluate_loss(grpo(off_policy={"level": "geometric", "treatment": "mask", "low": 0.5}), fixture)
+    assert window.per_token[1] == [0.0]
+    assert window.metrics["off_policy_fraction"] == pytest.approx(1 / 3)
+
+
+def test_the_correction_weighs_the_policy_term_and_not_the_kl_term() -> None:
+    # w = e^.5 = 1.648721, A = 1, ratio 1: −1.648721; k2 = .1²/2 = .005 with coefficient 2 adds .01.
+    fixture = LossFixture([[-1.0]], [[-1.0]], [[1]], [[-1.1]], behaviour_logprobs=[[-1.5]])
+    result = evaluate_loss(grpo(off_policy={}, kl={"estimator": "k2", "coefficient": 2.0}), fixture)
+    assert result.loss == pytest.approx(-1.648721 + 0.01, abs=1e-6)
+    assert result.metrics["kl"] == pytest.approx(0.005)
+
+
+def test_a_correction_beyond_twenty_nats_stays_finite() -> None:
+    fixture = LossFixture([[-1.0]], [[-1.0]], [[-1.0]], behaviour_logprobs=[[-900.0]])
+    result = evaluate_loss(grpo(off_policy={"high": 1e12}), fixture)
+    assert result.loss == pytest.approx(math.exp(20.0))
+
+
+def test_dr_grpo_on_two_rows() -> None:
+    # Σ over both rows of −A·r, by 2 rows and 4 tokens: −(3·1 + 1·(−2)) / 8 = −.125
+    fixture = LossFixture([[-1.0] * 3, [-1.0]], [[-1.0] * 3, [-1.0]], [[1, 1, 1], [-2]])
+    assert evaluate_loss(grpo(aggregate="seq_mean_token_sum_norm", loss_norm=4), fixture).loss == pytest.approx(-0.125)
 
 
 def test_missing_inputs_and_shapes_are_named() -> None:
@@ -185,6 +233,10 @@ def test_missing_inputs_and_shapes_are_named() -> None:
         grpo(aggregate="seq_mean_token_sum_norm")
     with pytest.raises(ValueError, match="do not take it"):
         grpo(loss_norm=3.0)
+    with pytest.raises(ValueError, match=r"low \(5.0\) must be below high \(2.0\)"):
+        grpo(off_policy={"treatment": "mask", "low": 5.0})
+    with pytest.raises(ValueError, match="advantage constant does not look at rewards"):
+        grpo(advantage={"type": "constant"}, kl={"estimator": "k1", "place": "reward"})
 
 
 def test_what_an_algorithm_needs_follows_from_its_advantage_and_kl() -> None:
@@ -207,12 +259,20 @@ def test_any_split_into_micro_batches_has_the_same_loss_and_gradient(data: st.Da
     how = data.draw(st.sampled_from(AGGREGATIONS), label="aggregate")
     parts = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)), label="micro-batch")
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 9999), label="seed"))
+    level = data.draw(st.sampled_from([None, "token", "sequence", "geometric"]), label="off-policy level")
     algorithm = GRPO(
-        grpo(aggregate=how, loss_norm=4.0 if how.endswith("norm") else None, kl={"estimator": "k3", "coefficient": 0.3})
+        grpo(
+            aggregate=how,
+            loss_norm=4.0 if how.endswith("norm") else None,
+            kl={"estimator": "k3", "coefficient": 0.3},
+            off_policy=None if level is None else {"level": level},
+        )
     )
     total = sum(lengths)
     row = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    logprobs, old, reference = (torch.randn(total, generator=generator, dtype=torch.float64) - 2 for _ in range(3))
+    logprobs, old, reference, behaviour = (
+        torch.randn(total, generator=generator, dtype=torch.float64) - 2 for _ in range(4)
+    )
     advantages = torch.randn(total, generator=generator, dtype=torch.float64)
     mask = torch.rand(total, generator=generator) > 0.3
     mask[0] = True
@@ -231,6 +291,7 @@ def test_any_split_into_micro_batches_has_the_same_loss_and_gradient(data: st.Da
             weights=torch.ones(int(chosen.sum()), dtype=torch.float64),
             old_logprobs=old[chosen],
             advantages=advantages[chosen],
+            behaviour_logprobs=behaviour[chosen],
             reference_logprobs=reference[chosen],
         )
         output = algorithm.loss(inputs, denominators)

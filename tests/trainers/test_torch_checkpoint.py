@@ -15,44 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch_samples
+from torch_samples import bytes_of, chosen, distributions, random_rows
 
 from buffer_engine.errors import TrainingError
 from trainers.atomic_folder import atomic_folder
-from trainers.torch_config import TorchTrainerConfig
 from trainers.torch_trainer import TorchTrainer
 
 FULL: dict[str, Any] = {}
 LORA: dict[str, Any] = {"lora": {"rank": 4, "alpha": 8, "dropout": 0.2}}
 
 
-def make_trainer(folder: Path, seed: int = 3, **fields: Any) -> TorchTrainer:
-    base: dict[str, Any] = {"type": "torch", "model": "policy", "precision": "float32", "ratio_gate": None}
-    base["optimizer"] = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2}
-    return TorchTrainer(TorchTrainerConfig.model_validate({**base, **fields}), folder, seed=seed)
+def make_trainer(folder: Path, **fields: Any) -> TorchTrainer:
+    optimizer = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2}
+    return torch_samples.make_trainer(folder, optimizer=optimizer, **fields)
 
 
 def batches(make_batch: Any, count: int = 3) -> list[Any]:
-    made: list[Any] = []
-    for step in range(1, count + 1):
-        rng = np.random.default_rng(step)
-        rows = []
-        for _ in range(5):
-            length = int(rng.integers(5, 20))
-            rows.append(
-                (
-                    rng.integers(3, 32, length).tolist(),
-                    [False] * 3 + [True] * (length - 3),
-                    [None] * 3 + (-3.0 - rng.random(length - 3)).tolist(),
-                    [0.0] * 3 + [float(rng.normal())] * (length - 3),
-                )
-            )
-        made.append(make_batch(rows, step=step))
-    return made
-
-
-def bytes_of(trainer: TorchTrainer) -> dict[str, bytes]:
-    tensors: Any = trainer.weights(0).tensors
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
+    return [make_batch(random_rows(5, seed=step, low=5, high=20), step=step) for step in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("fields", [FULL, LORA], ids=["full", "lora"])
@@ -125,14 +105,38 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(
         full.load_checkpoint(tmp_path / "lora")
     with pytest.raises(TrainingError, match=r"no complete checkpoint: weights\.safetensors"):
         full.load_checkpoint(tmp_path / "absent")
-    (tmp_path / "full" / "optimizer.safetensors").write_bytes(b"torn")
-    with pytest.raises(TrainingError, match=r"optimizer.safetensors cannot be read"):
-        full.load_checkpoint(tmp_path / "full")
     newer = json.loads((tmp_path / "full" / "trainer.json").read_text()) | {"format": 2}
     (tmp_path / "full" / "trainer.json").write_text(json.dumps(newer))
     with pytest.raises(TrainingError, match="format 2; this version reads up to 1"):
         full.load_checkpoint(tmp_path / "full")
     assert bytes_of(full) == before
+
+
+@pytest.mark.parametrize("part", ["weights.safetensors", "optimizer.safetensors", "rng.safetensors", "trainer.json"])
+def test_a_checkpoint_with_a_torn_file_changes_nothing(
+    tiny_folder: Path, make_batch: Any, tmp_path: Path, part: str
+) -> None:
+    steps = batches(make_batch)
+    trained = make_trainer(tiny_folder)
+    trained.train_step(steps[0])
+    trained.save_checkpoint(tmp_path / "step-1")
+    torn = tmp_path / "step-1" / part
+    torn.write_bytes(torn.read_bytes()[:-20])
+    trainer, untouched = make_trainer(tiny_folder), make_trainer(tiny_folder)
+    with pytest.raises(TrainingError, match=f"{part} cannot be read"):
+        trainer.load_checkpoint(tmp_path / "step-1")
+    for one in (trainer, untouched):  # the step also shows that optimizer and counters are as they were
+        one.train_step(steps[1])
+    assert bytes_of(trainer) == bytes_of(untouched)
+
+
+def test_a_saved_folder_keeps_the_tokenizer(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    make_trainer(tiny_model).save_weights(tmp_path / "weights")
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_model, tmp_path / "weights"))
+    message = [{"role": "user", "content": "2 + 2?"}]
+    assert after.apply_chat_template(message) == before.apply_chat_template(message)
 
 
 @pytest.mark.parametrize("fields", [FULL, LORA], ids=["full", "lora"])
@@ -148,9 +152,7 @@ def test_saved_weights_open_in_transformers_and_say_the_same(
     trainer.save_weights(tmp_path / "weights")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "weights")
     ids = steps[0].rows.column("token_ids")[0].as_py()
-    row = torch.tensor([ids])
-    with torch.no_grad():
-        theirs = model(row).logits.log_softmax(-1)[0, :-1].gather(-1, row[0, 1:, None])[:, 0].numpy()
+    theirs = chosen(distributions(model, ids), ids)
     ours = trainer.log_probs(steps[0]).values[0].as_py()[1:]
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert (tmp_path / "weights" / "generation_config.json").is_file()
@@ -161,9 +163,7 @@ def test_saved_weights_open_in_transformers_and_say_the_same(
     assert published.version == 4
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder)
     plain.load_state_dict(published.tensors, strict=True)
-    with torch.no_grad():
-        loaded = plain(row).logits.log_softmax(-1)[0, :-1].gather(-1, row[0, 1:, None])[:, 0].numpy()
-    np.testing.assert_allclose(loaded, ours, atol=1e-5)
+    np.testing.assert_allclose(chosen(distributions(plain, ids), ids), ours, atol=1e-5)
 
 
 def test_publishing_merged_weights_touches_neither_base_nor_adapter(tiny_folder: Path, make_batch: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch_samples import by_hand, bytes_of, make_trainer, random_rows
 
 from buffer_engine.errors import ModelError, NonFiniteLossError, RowTooLongError, SchemaError, TrainingError
 from trainers.base import TrainBatch
@@ -24,47 +25,9 @@ from trainers.torch_optimizer import learning_rate
 from trainers.torch_trainer import TorchTrainer
 
 
-def make_trainer(folder: Path, **fields: Any) -> TorchTrainer:
-    base: dict[str, Any] = {"type": "torch", "model": "policy", "precision": "float32", "ratio_gate": None}
-    base["optimizer"] = {"learning_rate": 1e-3, "max_grad_norm": None}
-    return TorchTrainer(TorchTrainerConfig.model_validate({**base, **fields}), folder, seed=3)
-
-
-def random_rows(count: int, *, seed: int = 0, low: int = 4, high: int = 30) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    rows: list[Any] = []
-    for _ in range(count):
-        length, prompt = int(rng.integers(low, high)), 3
-        sampled = length - prompt
-        rows.append(
-            (
-                rng.integers(3, 32, length).tolist(),
-                [False] * prompt + [True] * sampled,
-                [None] * prompt + (-3.0 - rng.random(sampled)).tolist(),
-                [0.0] * prompt + [float(rng.normal())] * sampled,
-            )
-        )
-    return rows
-
-
-def bytes_of(trainer: TorchTrainer) -> dict[str, bytes]:
-    tensors: Any = trainer.weights(0).tensors
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in tensors.items()}
-
-
 def copy_of(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
     tensors: Any = trainer.weights(0).tensors
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def by_hand(folder: Path, ids: list[int]) -> np.ndarray[Any, Any]:
-    """Log-probs of tokens 1 … n − 1 from transformers alone, one row at a time."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    row = torch.tensor([ids])
-    with torch.no_grad():
-        return model(row).logits.log_softmax(-1)[0, :-1].gather(-1, row[0, 1:, None])[:, 0].numpy()
 
 
 # ---- the forward pass
@@ -184,7 +147,7 @@ def test_a_token_of_a_shared_prompt_feels_every_row_that_continues_it(tiny_folde
 def test_a_model_that_mixes_packed_rows_is_refused(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainers import torch_model
 
-    read = torch_model._read
+    read = torch_model._read  # pyright: ignore[reportPrivateUsage]
 
     def leaking(*arguments: Any, **options: Any) -> Any:
         model = read(*arguments, **options)
@@ -383,6 +346,25 @@ def test_rows_too_long_and_batches_without_a_trained_token_are_refused(tiny_fold
         trainer.train_step(make_batch([([1, 2], [0, 0], [None, None], [0, 0])]))
     with pytest.raises(SchemaError, match="row 'x0' has no finite 'logprobs'"):
         trainer.train_step(make_batch([([1, 2], [0, 1], None, [0, 1])]))
+
+
+@pytest.mark.parametrize("bad", [32, -1])
+def test_ids_of_another_vocabulary_are_refused_by_name(tiny_folder: Path, make_batch: Any, bad: int) -> None:
+    trainer = make_trainer(tiny_folder)
+    batch = make_batch([*random_rows(1), ([5, bad, 7], [0, 1, 1], [None, -1.0, -1.0], [0, 1, 1])])
+    said = rf"row 'x1' has id {bad} at token 1 and the model's vocabulary is 32"
+    for call in (trainer.train_step, trainer.log_probs):
+        with pytest.raises(SchemaError, match=said):
+            call(batch)
+
+
+def test_a_rows_weight_scales_its_gradient_and_no_denominator(tiny_folder: Path, make_batch: Any) -> None:
+    # Two rows of −ℓ with weights 3 and 0: (3·Σ of the first) / all four tokens; the second row is not even computed.
+    ids = [5, 9, 12]
+    batch = make_batch([(ids, [0, 1, 1], None, None), ([8, 4, 6], [0, 1, 1], None, None)], weights=[3.0, 0.0])
+    metrics = make_trainer(tiny_folder, algorithm={"type": "sft"}).train_step(batch).metrics
+    assert metrics["loss"] == pytest.approx(-3.0 * by_hand(tiny_folder, ids).sum() / 4, abs=1e-5)
+    assert (metrics["trained_tokens"], metrics["skipped_rows"]) == (4.0, 1.0)
 
 
 def test_model_folders_that_cannot_be_trained_are_named(tiny_folder: Path, tmp_path: Path) -> None:
