@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from buffer_engine.errors import ConfigError, StarvedError, TrainingError
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.faults import explained
 from explorers.sampler import plan_groups, select
 from pipelines.assemble import Assembly, Part
 from pipelines.batches import assemble_batch, build_manifest, stored_manifest
@@ -359,7 +360,8 @@ class Loop:
         if trainer is not None and self._outcome.steps:
             folder = self._assembly.folder / "weights" / self._run_id
             with self._progress.phase("saving the final weights", total=None):
-                trainer.save_weights(folder)
+                with explained(folder, "save the final weights"):
+                    trainer.save_weights(folder)
             self._outcome.final_weights = folder
         if whole:
             self._store.append_all({}, cursors={self._cursors.finished: 1})

@@ -14,6 +14,7 @@ import pyarrow as pa
 from buffer_engine.extras import require
 from buffer_engine.schema import METRICS
 from buffer_engine.store.base import ExperienceStore
+from buffer_engine.store.faults import explained
 from pipelines.clock import now
 
 
@@ -27,8 +28,10 @@ class MetricWriter:
     def __init__(self, store: ExperienceStore, run_id: str, folder: Path, *, tensorboard: bool) -> None:
         self._store = store
         self._run_id = run_id
-        (folder / "metrics").mkdir(parents=True, exist_ok=True)
-        self._lines: IO[str] = (folder / "metrics" / f"{run_id}.jsonl").open("a", encoding="utf-8")
+        self._path = folder / "metrics" / f"{run_id}.jsonl"
+        with explained(self._path, "write metrics"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lines: IO[str] = self._path.open("a", encoding="utf-8")
         self._board: Any = None
         if tensorboard:
             board = require("torch.utils.tensorboard", "torch")
@@ -63,8 +66,9 @@ class MetricWriter:
             schema=METRICS.schema,
         )
         self._store.append("metrics", table)
-        self._lines.write(json.dumps({"step": step, "time": stamp.isoformat(), **clean}) + "\n")
-        self._lines.flush()
+        with explained(self._path, "write metrics"):
+            self._lines.write(json.dumps({"step": step, "time": stamp.isoformat(), **clean}) + "\n")
+            self._lines.flush()
         if self._board is not None:
             for name, value in clean.items():
                 if value is not None:

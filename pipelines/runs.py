@@ -8,6 +8,7 @@ from pathlib import Path
 
 from buffer_engine.errors import UsageError
 from buffer_engine.store.base import ExperienceStore
+from buffer_engine.store.faults import explained
 from pipelines.cursors import RunCursors
 
 
@@ -26,7 +27,8 @@ class RunStart:
 
 def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str) -> RunStart:
     """The stated rule: an unfinished run of this name and configuration is continued; after a finished one a new run
-    with the next number starts in the same store; an unfinished run of another configuration is an error.
+    with the next number starts in the same store; an unfinished run of another configuration is an error, unless it
+    ended before its first row (a wrong path, say): then it is begun again.
 
     Raises:
         UsageError: the newest run of this name is unfinished and was started from another configuration.
@@ -37,6 +39,8 @@ def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str
         if not store.cursor(RunCursors(run_id).finished):
             if saved_hash(folder, run_id) == config_hash:
                 return RunStart(run_id, continues=True)
+            if _is_empty(store, run_id):
+                return RunStart(run_id, continues=False)
             raise UsageError(
                 f"run {run_id!r} in {folder} is unfinished and was started from another configuration. "
                 f"Continue it with `buffer-engine resume {folder} --run {run_id}`, or give this one another `name:`"
@@ -46,16 +50,23 @@ def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str
     return RunStart(run_id, continues=False)
 
 
+def _is_empty(store: ExperienceStore, run_id: str) -> bool:
+    """Whether a run left neither rows nor weights, so that nothing says under which configuration it began."""
+    versions = store.table("models", columns=["run_id"]).column("run_id")
+    return store.rollout_state(run_id=run_id).num_rows == 0 and run_id not in versions.to_pylist()
+
+
 def save_specification(folder: Path, run_id: str, resolved: str, config_hash: str) -> Path:
     """Write the resolved specification of a run, once; secrets are in it as `${env:NAME}` only."""
     path = specification_path(folder, run_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(f"# configuration hash: {config_hash}\n{resolved}")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with explained(path, "save the specification of the run"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(f"# configuration hash: {config_hash}\n{resolved}")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
     return path
 
 

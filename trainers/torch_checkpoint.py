@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,8 +131,16 @@ def _base_identity(model: TrainableModel) -> str:
 
 def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     files = require("safetensors.torch", "torch")
+    failure = require("safetensors", "torch").SafetensorError
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    files.save_file(plain, str(path), metadata=metadata)
+    try:
+        files.save_file(plain, str(path), metadata=metadata)
+    except failure as error:
+        # The library has an error of its own for a full disk, which callers of a file operation do not expect.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def _record(path: Path) -> dict[str, Any]:

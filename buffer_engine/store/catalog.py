@@ -210,6 +210,11 @@ class Catalog:
         """Refuse a catalog that is not ours or of another schema version."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if application == 0 and _is_empty(connection):
+            raise StoreError(
+                f"{self.layout.catalog}: the catalog is empty, so making the store was interrupted and holds nothing; "
+                "start the run again, which makes it anew"
+            )
         if application != APPLICATION_ID:
             raise StoreError(
                 f"{self.layout.catalog}: this SQLite file is not a store's catalog (application id {application:#x}, "
