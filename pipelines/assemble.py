@@ -18,7 +18,9 @@ from explorers.models.weights_cache import resolve_model
 from explorers.opening import open_explorer, open_taskset
 from explorers.task_rows import tasks_table
 from explorers.tasksets.base import TasksetConfig
+from pipelines.checkpoints import file_digest
 from pipelines.curate import Curator
+from pipelines.inputs import check_inputs, model_digest, tasks_digest
 from pipelines.plan import Plan
 from pipelines.secrets import reveal
 from pipelines.spec import Spec
@@ -77,18 +79,30 @@ def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collecti
             evaluator = open_explorer(
                 explorer_section.model_copy(update={"sampling": sampling}), engine, seed=spec.seed
             )
+    folder = Path(reveal(spec.store).path)
+    inputs = {f"tasks {name}": tasks_digest(loaded) for name, loaded in tasks.items()}
+    inputs |= {f"import {name}": file_digest(Path(source.path)) for name, source in spec.imports.items()}
+    for name in _models_used(spec, explore=explorer_section is not None, train=trainer_section is not None):
+        if (model_folder := _model_folder(spec, name)) is not None:
+            inputs[f"model {name}"] = model_digest(model_folder)
+    check_inputs(folder / "specs" / f"{run_id}.inputs.json", inputs)
     trainer: Trainer | None = None
     if trainer_section is not None:
-        trainer = TRAINERS.load(trainer_section.type)(
-            reveal(trainer_section), _model_folder(spec, trainer_section.model), seed=spec.seed
-        )
+        model_folder = _model_folder(spec, trainer_section.model)
+        if model_folder is None:
+            raise ConfigError.one(
+                f"model {trainer_section.model!r} has no weights to train",
+                path="trainer.model",
+                fix="name a model of type transformers",
+            )
+        trainer = TRAINERS.load(trainer_section.type)(reveal(trainer_section), model_folder, seed=spec.seed)
     for group in tasks.values():
         store.append("tasks", tasks_table(group))
     return Assembly(
         spec=spec,
         config_hash=plan.config_hash,
         run_id=run_id,
-        folder=Path(reveal(spec.store).path),
+        folder=folder,
         store=store,
         tasks=tasks,
         engine=engine,
@@ -138,6 +152,17 @@ def _engine(spec: Spec, *, explore: bool) -> Engine | None:
     return open_engine(cast("ModelConfig", reveal(spec.models[names[0]])))
 
 
-def _model_folder(spec: Spec, name: str) -> Path:
-    model: Any = reveal(spec.models[name])
-    return resolve_model(model.path)
+def _models_used(spec: Spec, *, explore: bool, train: bool) -> list[str]:
+    trainer: Any = spec.trainer
+    names = [source.model for source in spec.imports.values()]
+    if explore and spec.explorer is not None:
+        names.append(spec.explorer.model)
+    if train and trainer is not None:
+        names.append(trainer.model)
+    return sorted(set(names))
+
+
+def _model_folder(spec: Spec, name: str) -> Path | None:
+    """The Hugging Face folder of a model; None for a model without one (scripted)."""
+    path: str | None = getattr(reveal(spec.models[name]), "path", None)
+    return None if path is None else resolve_model(path)

@@ -7,12 +7,12 @@ the pass cursor become visible together or not at all. A pass that is interrupte
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ from operators.frame import build_frame, current_reward
 from operators.plan import OperatorPlan
 from pipelines.clock import now
 from pipelines.cursors import RunCursors
+from pipelines.metrics import metric_rows
 
 PASS_ROWS = 4096
 """Most rows in one pass; bounds its memory. A single larger group is still taken whole."""
@@ -33,7 +34,11 @@ PASS_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """What one pass did, in rows."""
+    """What one pass did, in rows.
+
+    Attributes:
+        numbers: metrics of its rows by the step that explored them, as stored with the pass.
+    """
 
     pass_id: str
     rows: int
@@ -41,6 +46,62 @@ class PassSummary:
     rejected: int
     held: int
     added: int
+    numbers: Mapping[int, Mapping[str, float]]
+
+
+def pass_numbers(
+    rollouts: pa.Table, scores: pa.Table, decisions: pa.Table, *, step: int, seconds: float
+) -> dict[int, dict[str, float]]:
+    """Metrics of a pass: explored rows, their rewards and their fates, by the step that explored them.
+
+    Args:
+        step: stands in for rows that no step explored (imports).
+        seconds: of the whole pass; shared among the steps by their rows.
+    """
+    final = polars_frame(decisions.select(["experience_id", "verdict"])).filter(pl.col("verdict") != "mask")
+    frame = (
+        polars_frame(rollouts.select(["experience_id", "explore_step", "eos_sampled", "error", "made_by", "loss_mask"]))
+        .with_columns(pl.col("explore_step").fill_null(step), tokens=pl.col("loss_mask").list.sum())
+        .join(final, on="experience_id", how="left")
+        .join(current_reward(scores).select("experience_id", "reward"), on="experience_id", how="left")
+    )
+    numbers: dict[int, dict[str, float]] = {}
+    for (of_step,), rows in frame.group_by("explore_step", maintain_order=True):
+        fine = rows.filter(pl.col("error").is_null())
+        found = {
+            "curate/rows": float(rows.height),
+            "curate/kept": float((rows["verdict"] == "keep").sum()),
+            "curate/rejected": float((rows["verdict"] == "reject").sum()),
+            "curate/held": float((rows["verdict"] == "hold").sum()),
+            "curate/seconds": seconds * rows.height / frame.height,
+        }
+        if (rows["made_by"] == "explorer").any():
+            found["explore/rows"] = float(rows.height)
+            found["explore/errors"] = float(rows.height - fine.height)
+            if fine.height:
+                found["explore/ended"] = float(fine["eos_sampled"].cast(pl.Float64).to_numpy().mean())
+                found["explore/response_tokens"] = float(fine["tokens"].to_numpy().mean())
+        rewards = fine["reward"].drop_nulls().to_numpy()
+        if len(rewards):
+            found["explore/reward_mean"] = float(rewards.mean())
+            found["explore/reward_std"] = float(rewards.std())
+        numbers[int(of_step)] = found  # type: ignore[call-overload]
+    return numbers
+
+
+def reject_counts(store: ExperienceStore, ids: Sequence[str]) -> list[tuple[str, str, int]]:
+    """(operator, reason, rows) of what was rejected or held among these rows, most first."""
+    decisions = store.narrow("decisions", ids)
+    chosen = decisions.filter(pc.is_in(decisions.column("verdict"), value_set=pa.array(["reject", "hold"])))
+    counts = Counter(zip(chosen.column("operator").to_pylist(), chosen.column("reason").to_pylist(), strict=True))
+    return [(operator, reason, count) for (operator, reason), count in counts.most_common()]
+
+
+def polars_frame(table: pa.Table) -> pl.DataFrame:
+    """An Arrow table as a Polars frame, zero copy where the types allow it."""
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 def scoring_steps(plan: OperatorPlan) -> OperatorPlan:
@@ -89,31 +150,6 @@ class Curator:
         """Run only the operators that score or derive columns; nothing is written. For evaluation rows."""
         return self._run(scoring_steps(self._plan), rollouts, step=step, model_version=model_version, pass_id=pass_id)
 
-    def reward_numbers(self, pass_ids: Sequence[str]) -> dict[str, float]:
-        """Mean and spread of the reward over all rows of these passes that have one, whatever became of them."""
-        decisions = self._store.table("decisions", columns=["experience_id", "pass_id"])
-        chosen = decisions.filter(pc.is_in(decisions.column("pass_id"), value_set=pa.array(list(pass_ids))))
-        ids = list(dict.fromkeys(chosen.column("experience_id").to_pylist()))
-        rewards = current_reward(self._store.narrow("scores", ids))["reward"].drop_nulls()
-        if rewards.is_empty():
-            return {}
-        return {
-            "explore/reward_mean": float(np.mean(rewards.to_numpy())),
-            "explore/reward_std": float(np.std(rewards.to_numpy())),
-        }
-
-    def reject_counts(self, pass_ids: Sequence[str]) -> list[tuple[str, str, int]]:
-        """(operator, reason, rows) of what these passes rejected or held, most first."""
-        decisions = self._store.table("decisions", columns=["operator", "reason", "verdict", "pass_id"])
-        chosen = decisions.filter(
-            pc.and_(
-                pc.is_in(decisions.column("pass_id"), value_set=pa.array(list(pass_ids), pa.string())),
-                pc.is_in(decisions.column("verdict"), value_set=pa.array(["reject", "hold"])),
-            )
-        )
-        counts = Counter(zip(chosen.column("operator").to_pylist(), chosen.column("reason").to_pylist(), strict=True))
-        return [(operator, reason, count) for (operator, reason), count in counts.most_common()]
-
     def close(self) -> None:
         """Free what operators set up (worker processes)."""
         self._plan.close()
@@ -138,11 +174,19 @@ class Curator:
         return chosen
 
     def _one_pass(self, ids: Sequence[str], number: int, *, step: int, model_version: int) -> PassSummary:
+        started = time.perf_counter()
         pass_id = f"{self._run_id}/{number}"
         rollouts = self._store.fetch(ids)
         result = self._run(self._plan, rollouts, step=step, model_version=model_version, pass_id=pass_id)
-        tables = {"scores": result.scores, "decisions": result.decisions, "operator_runs": result.runs}
         added = result.added.height
+        scores = pa.concat_tables([self._store.narrow("scores", ids), result.scores])
+        numbers = pass_numbers(rollouts, scores, result.decisions, step=step, seconds=time.perf_counter() - started)
+        tables = {
+            "scores": result.scores,
+            "decisions": result.decisions,
+            "operator_runs": result.runs,
+            "metrics": metric_rows(self._run_id, numbers),
+        }
         if added:
             tables["rollouts"] = self._new_rows(rollouts, result.added, number)
         self._store.append_all(
@@ -157,6 +201,7 @@ class Curator:
             verdicts.count("reject"),
             verdicts.count("hold"),
             added,
+            numbers,
         )
 
     def _run(

@@ -54,6 +54,11 @@ class RunCursors:
         return f"{self.run_id}/skipped/{step}"
 
     @property
+    def weights_saved(self) -> str:
+        """Weight version of the final weights on disk."""
+        return f"{self.run_id}/weights_saved"
+
+    @property
     def started(self) -> str:
         """1 once the run exists in the store."""
         return f"{self.run_id}/started"

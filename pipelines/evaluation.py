@@ -17,6 +17,7 @@ from pipelines.clock import now
 from pipelines.curate import Curator
 from pipelines.cursors import RunCursors
 from pipelines.exploration import explore_groups
+from pipelines.metrics import metric_rows
 
 SOLVED = 1.0 - 1e-9
 """A component at or above this is solved; verifiers give exactly 1 for a right answer."""
@@ -57,16 +58,23 @@ def evaluate(
         chunk_cursor=cursors.evaluation_chunks(step),
         done_cursors={},
         on_chunk=on_chunk,
+        record=False,
     )
     ids = _rows_of(store, run_id, {group.group_id for group in groups})
     rollouts = store.fetch(ids)
     pass_id = f"{run_id}/evaluation/{step}"
     result = curator.score_rows(rollouts, step=step, model_version=model_version, pass_id=pass_id)
+    scores = pa.concat_tables([store.narrow("scores", ids), result.scores])
+    numbers = evaluation_numbers(rollouts, scores, name=name, solved=solved)
+    tables = {
+        "scores": result.scores,
+        "decisions": _verdicts(rollouts, run_id, pass_id),
+        "metrics": metric_rows(run_id, {step: numbers}),
+    }
     store.append_all(
-        {"scores": result.scores, "decisions": _verdicts(rollouts, run_id, pass_id)},
-        cursors={cursors.evaluated(step): 1},
+        {table: rows for table, rows in tables.items() if rows.num_rows}, cursors={cursors.evaluated(step): 1}
     )
-    return _metrics(store, rollouts, name, solved)
+    return numbers
 
 
 def _rows_of(store: ExperienceStore, run_id: str, groups: set[str]) -> list[str]:
@@ -98,14 +106,14 @@ def _verdicts(rollouts: pa.Table, run_id: str, pass_id: str) -> pa.Table:
     )
 
 
-def _metrics(store: ExperienceStore, rollouts: pa.Table, name: str, solved: str | None) -> dict[str, float]:
+def evaluation_numbers(rollouts: pa.Table, scores: pa.Table, *, name: str, solved: str | None) -> dict[str, float]:
+    """Metrics of evaluation rows; see `evaluate`. `solved: None` takes the reward."""
     fine = rollouts.filter(pc.is_null(rollouts.column("error")))
     head = f"eval/{name}"
     metrics = {f"{head}/rows": float(rollouts.num_rows), f"{head}/errors": float(rollouts.num_rows - fine.num_rows)}
     ids = fine.column("experience_id").to_pylist()
     if not ids:
         return metrics
-    scores = store.narrow("scores", ids)
     rows = pl.DataFrame({"experience_id": ids}).join(current_reward(scores), on="experience_id", how="left")
     newest = current_scores(read_scores(scores))
     wide = rows.select("experience_id", "reward")
@@ -113,6 +121,9 @@ def _metrics(store: ExperienceStore, rollouts: pa.Table, name: str, solved: str 
         values = newest.filter(pl.col("name") == component).select("experience_id", pl.col("value").alias(component))
         wide = wide.join(values, on="experience_id", how="left")
         metrics[f"{head}/{component}"] = _mean(wide[component])
+    if solved is not None and solved not in wide.columns:
+        # The operator scored no evaluation row (its condition matched none): nothing is solved.
+        wide = wide.with_columns(pl.lit(None, dtype=pl.Float64).alias(solved))
     metrics[f"{head}/reward"] = _mean(wide["reward"])
     judge = wide["reward" if solved is None else solved]
     # A row that could not be scored is not solved: it stays in the denominator.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from buffer_engine.store.base import ExperienceStore, Partition
 from explorers.base import Chunk, Explorer, GroupPlan
+from pipelines.metrics import metric_rows
 
 
 def explore_groups(
@@ -23,13 +22,15 @@ def explore_groups(
     chunk_cursor: str,
     done_cursors: dict[str, int],
     on_chunk: Callable[[Chunk], None],
+    record: bool = True,
 ) -> dict[str, float]:
     """Play `groups` from the first chunk not yet stored, and move `done_cursors` when all are.
 
     Returns:
-        Numbers of the rows played now (chunks stored before an interruption are not counted again).
+        Tokens and seconds of what was played now (chunks stored before an interruption took their time then); stored
+        as metrics of `step` with the cursors when `record` is true.
     """
-    played: list[pa.Table] = []
+    started = time.perf_counter()
     tokens = 0
 
     async def run() -> None:
@@ -41,26 +42,18 @@ def explore_groups(
                 {name: table for name, table in tables.items() if table.num_rows},
                 cursors={chunk_cursor: chunk.index + 1},
             )
-            played.append(chunk.rollouts.select(["stop_reason", "eos_sampled", "error", "loss_mask"]))
             tokens += chunk.generated_tokens
             on_chunk(chunk)
 
     asyncio.run(run())
-    store.append_all({}, cursors=done_cursors)
-    return _numbers(played, tokens)
-
-
-def _numbers(played: Sequence[pa.Table], tokens: int) -> dict[str, float]:
-    if not played:
-        return {}
-    table = pa.concat_tables(played)
-    fine = table.filter(pc.is_null(table.column("error")))
-    numbers = {
-        "explore/rows": float(table.num_rows),
-        "explore/errors": float(table.num_rows - fine.num_rows),
-        "explore/tokens": float(tokens),
-    }
-    if fine.num_rows:
-        numbers["explore/ended"] = float(pc.mean(pc.cast(fine.column("eos_sampled"), pa.float64())).as_py())
-        numbers["explore/response_tokens"] = tokens / fine.num_rows
+    seconds = time.perf_counter() - started
+    numbers: dict[str, float] = {}
+    if tokens:
+        numbers = {
+            "explore/tokens": float(tokens),
+            "explore/seconds": seconds,
+            "explore/tokens_per_second": tokens / seconds,
+        }
+    tables = {"metrics": metric_rows(run_id, {step: numbers})} if numbers and record else {}
+    store.append_all(tables, cursors=done_cursors)
     return numbers

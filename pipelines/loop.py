@@ -8,26 +8,28 @@ started after the newest checkpoint: steps whose batch is already in the store a
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from buffer_engine.errors import ConfigError, StarvedError, TrainingError
+from buffer_engine.errors import StarvedError, TrainingError
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.faults import explained
 from explorers.sampler import plan_groups, select
 from pipelines.assemble import Assembly, Part
-from pipelines.batches import assemble_batch, build_manifest, stored_manifest
+from pipelines.batches import assemble_batch, stored_manifest
 from pipelines.checkpoints import CheckpointFolder, CheckpointState
 from pipelines.cursors import RunCursors
 from pipelines.evaluation import evaluate
 from pipelines.exploration import explore_groups
+from pipelines.forming import listed_rejects, reserve_batch, starve
 from pipelines.importing import import_all
 from pipelines.metrics import MetricWriter
 from pipelines.progress import Progress
+from pipelines.restoring import restore
 from pipelines.rows import event_row, model_row
 from trainers.algorithms.base import Algorithm
 from trainers.registry import ALGORITHMS
@@ -71,7 +73,6 @@ class Loop:
             assembly.folder, assembly.run_id, keep=trainer.checkpoint.keep if trainer is not None else 1
         )
         self._version = 0
-        self._step_passes: list[str] = []
         self._outcome = LoopOutcome()
 
     def run(self) -> LoopOutcome:
@@ -90,8 +91,7 @@ class Loop:
         with self._progress.steps(total=steps, start=first - 1):
             for step in range(first, steps + 1):
                 started = time.perf_counter()
-                going_on = self._step(step, last=step == steps)
-                if not going_on:
+                if not self._step(step, last=step == steps):
                     # An offline run that has used up its rows ends here; what it trained must not be lost.
                     if self._outcome.trained_steps and self._assembly.trainer is not None:
                         self._save_checkpoint(step - 1)
@@ -115,7 +115,10 @@ class Loop:
             self._outcome.skipped_steps += 1
         elif not self._train(step):
             return False
-        if self._assembly.evaluator is not None and self._evaluation_due(step, last=last):
+        evaluates = self._assembly.evaluator is not None and self._evaluation_due(step, last=last)
+        if evaluates or last or step % self._spec.loop.publish_every == 0:
+            self._publish()
+        if evaluates:
             self._evaluate(step)
         if last or step % self._checkpoint_every == 0:
             self._save_checkpoint(step)
@@ -136,7 +139,6 @@ class Loop:
             seed=self._spec.seed,
         )
         groups = plan_groups(picked, run_id=self._run_id, group_size=section.group_size)
-        started = time.perf_counter()
         with self._progress.phase(f"step {step}: exploring", total=len(groups) * section.group_size) as advance:
             numbers = explore_groups(
                 self._store,
@@ -149,33 +151,15 @@ class Loop:
                 done_cursors={self._cursors.explored(step): refill + 1, self._cursors.explorations: index + 1},
                 on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
             )
-        if numbers:
-            seconds = time.perf_counter() - started
-            numbers["explore/seconds"] = seconds
-            numbers["explore/tokens_per_second"] = numbers["explore/tokens"] / seconds
-            self._write(step, numbers)
+        self._mirror(step, numbers)
 
     def _curate(self, step: int) -> None:
-        started = time.perf_counter()
         with self._progress.phase(f"step {step}: curating", total=None) as advance:
-            passes = self._assembly.curator.curate_new(step=step, model_version=self._version)
-            advance(sum(summary.rows for summary in passes))
-        if not passes:
-            return
-        rows = sum(summary.rows for summary in passes)
-        self._step_passes += [summary.pass_id for summary in passes]
-        self._outcome.curated_rows += rows
-        self._write(
-            step,
-            {
-                "curate/rows": float(rows),
-                "curate/kept": float(sum(summary.kept for summary in passes)),
-                "curate/rejected": float(sum(summary.rejected for summary in passes)),
-                "curate/held": float(sum(summary.held for summary in passes)),
-                "curate/seconds": time.perf_counter() - started,
-                **self._assembly.curator.reward_numbers([summary.pass_id for summary in passes]),
-            },
-        )
+            for summary in self._assembly.curator.curate_new(step=step, model_version=self._version):
+                advance(summary.rows)
+                self._outcome.curated_rows += summary.rows
+                for of_step, numbers in summary.numbers.items():
+                    self._mirror(of_step, numbers)
 
     def _train(self, step: int) -> bool:
         """Form or find the step's batch, train it, commit it; False when an offline run has no rows left."""
@@ -206,21 +190,21 @@ class Loop:
         version = self._version + 1
         self._store.commit_batch(batch_id, step=step, model=self._model_row(step, version, parent=self._version))
         self._version = version
-        self._publish(step)
         self._outcome.trained_steps += 1
         self._outcome.replayed_steps += int(replay)
         versions = train_batch.rows.column("model_version").to_pylist()
         lags = [train_batch.model_version - value for value in versions if value is not None]
         numbers = {f"train/{name}": value for name, value in report.metrics.items()}
         numbers["train/rows"] = float(train_batch.rows.num_rows)
-        numbers["train/staleness_max"] = float(max(lags, default=0))
-        self._write(step, numbers)
+        if lags:
+            numbers["train/staleness_max"] = float(max(lags))
+        self._writer.write(step, numbers)
+        self._note(numbers)
         return True
 
     def _form_batch(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
         """Explore and curate until a batch can be reserved, then write its manifest."""
         explores = self._assembly.explorer is not None and "explore" in self._parts
-        self._step_passes = []
         while True:
             done = self._store.cursor(self._cursors.explored(step))
             if explores and done == 0:
@@ -228,58 +212,24 @@ class Loop:
                 done = 1
             if "curate" in self._parts:
                 self._curate(step)
-            manifest = self._reserve(step, batch_id)
+            assert self._algorithm is not None
+            manifest = reserve_batch(
+                self._assembly,
+                self._algorithm,
+                self._read,
+                step=step,
+                batch_id=batch_id,
+                model_version=self._version,
+            )
             if manifest is not None:
                 return manifest
             if not explores:
                 self._outcome.stopped = "no rows are left to train on"
                 return None
             if done > self._spec.loop.max_refills:
-                return self._starved(step, done)
+                starve(self._assembly, self._read, step=step, explorations=done)
+                return None
             self._explore(step, done)
-
-    def _reserve(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
-        reservation = self._store.reserve(
-            self._read, run_id=self._run_id, batch_id=batch_id, model_version=self._version
-        )
-        if reservation is None:
-            return None
-        assert self._algorithm is not None
-        manifest = build_manifest(
-            self._store,
-            reservation,
-            step=step,
-            algorithm=self._algorithm,
-            policy=self._read,
-            config_hash=self._assembly.config_hash,
-            seed=self._spec.seed,
-            reward_penalties=getattr(self._assembly.trainer, "kl_penalties", None),
-        )
-        if manifest.unusable is not None:
-            self._store.append("decisions", manifest.unusable)
-        if manifest.rows.num_rows < self._read.min_rows:
-            self._store.release(batch_id)
-            return None
-        for kind, count in manifest.counts.items():
-            if count:
-                self._event(step, kind, count, f"batch {batch_id}")
-        self._store.prepare_batch(reservation, step=step, batch=manifest.batch, rows=manifest.rows)
-        return manifest.batch, manifest.rows
-
-    def _starved(self, step: int, explorations: int) -> None:
-        counts = self._assembly.curator.reject_counts(self._step_passes)
-        listed = "; ".join(f"{operator}: {reason} {count}" for operator, reason, count in counts) or "no row was made"
-        message = (
-            f"step {step} found fewer than {self._read.min_rows} rows to train on after {explorations} explorations. "
-            f"Rejected in this step: {listed}. Loosen these operators, raise loop.max_refills, or set "
-            "loop.on_starved: skip"
-        )
-        if self._spec.loop.on_starved == "error":
-            raise StarvedError(message)
-        self._store.append_all(
-            {"events": event_row(self._run_id, step, "starved_step", 1, message)},
-            cursors={self._cursors.skipped(step): 1},
-        )
 
     def _evaluate(self, step: int) -> None:
         section, evaluator = self._spec.loop.evaluate, self._assembly.evaluator
@@ -303,7 +253,7 @@ class Loop:
                 solved=section.solved,
                 on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
             )
-        self._write(step, numbers)
+        self._mirror(step, numbers)
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -314,33 +264,34 @@ class Loop:
                 self._store.release(record.batch_id)
 
     def _restore(self) -> int:
-        """Load the newest checkpoint; returns its step (0: the start)."""
+        """Load the newest usable checkpoint; returns its step (0: the start)."""
         trainer = self._assembly.trainer
-        step = 0
-        latest = self._checkpoints.latest()
-        if latest is not None and (trainer is not None or self._assembly.engine is not None):
-            folder, state = latest
-            if state.config_hash != self._assembly.config_hash:
-                raise ConfigError.one(
-                    f"checkpoint {folder} was written under another configuration",
-                    fix="resume with the specification saved in the store, or start a run with a new name",
-                )
-            if trainer is not None:
-                trainer.load_checkpoint(folder / "trainer")
-                step = state.step
-                self._version = state.model_version
-                self._event(step, "resumed", 1, f"from {folder.name}")
-        if trainer is not None:
-            if step == 0:
-                self._store.append("models", self._model_row(0, 0, parent=None))
-            self._publish(step, always=True)
+        if trainer is None:
+            return 0
+        state = restore(self._store, self._checkpoints, trainer, run_id=self._run_id, passed_over=self._passed_over)
+        step = 0 if state is None else state.step
+        self._version = 0 if state is None else state.model_version
+        if state is not None:
+            self._event(step, "resumed", 1, f"from the checkpoint of step {step}")
+        versions = self._store.table("models", columns=["run_id"]).column("run_id").to_pylist()
+        if self._run_id not in versions:
+            self._store.append("models", self._model_row(0, 0, parent=None))
+        begun = step or any(record.step for record in self._store.batches(self._run_id))
+        if begun:
+            self._progress.say(f"continuing after step {step}; later batches in the store are trained again first")
+        self._publish()
         return step
 
-    def _publish(self, step: int, *, always: bool = False) -> None:
+    def _passed_over(self, name: str, reason: str) -> None:
+        self._progress.say(f"checkpoint {name} is set aside: {reason}")
+        self._event(0, "checkpoint_set_aside", 1, f"{name}: {reason}")
+
+    def _publish(self) -> None:
         trainer, engine = self._assembly.trainer, self._assembly.engine
         if trainer is None or engine is None or self._assembly.explorer is None:
             return
-        if always or self._version % self._spec.loop.publish_every == 0:
+        latest = self._assembly.channel.latest()
+        if latest is None or latest.version != self._version:
             weights = trainer.weights(self._version)
             self._assembly.channel.publish(weights)
             engine.load_weights(weights)
@@ -355,23 +306,40 @@ class Loop:
             )
 
     def _finish(self) -> None:
+        """Save the final weights if they are not saved yet, then mark a whole run finished.
+
+        Raises:
+            StarvedError: there was nothing to train on in the whole run, so its weights are the first ones.
+        """
         trainer = self._assembly.trainer
-        whole = set(self._parts) >= {"explore", "curate", "train"}
-        if trainer is not None and self._outcome.steps:
+        if trainer is not None:
+            if self._version == 0:
+                raise StarvedError(
+                    f"run {self._run_id} trained nothing in {self._outcome.steps} steps. Rejected or held: "
+                    f"{listed_rejects(self._store, self._run_id)}. "
+                    f"`buffer-engine sql {self._assembly.folder} --name why_rejected` shows details"
+                )
             folder = self._assembly.folder / "weights" / self._run_id
-            with self._progress.phase("saving the final weights", total=None):
-                with explained(folder, "save the final weights"):
-                    trainer.save_weights(folder)
+            if self._store.cursor(self._cursors.weights_saved) != self._version or not folder.exists():
+                with self._progress.phase("saving the final weights", total=None):
+                    with explained(folder, "save the final weights"):
+                        trainer.save_weights(folder)
+                self._store.append_all({}, cursors={self._cursors.weights_saved: self._version})
             self._outcome.final_weights = folder
-        if whole:
+        if set(self._parts) >= {"explore", "curate", "train"}:
             self._store.append_all({}, cursors={self._cursors.finished: 1})
 
     def _evaluation_due(self, step: int, *, last: bool) -> bool:
         section = self._spec.loop.evaluate
         return section is not None and (last or step % section.every_steps == 0)
 
-    def _write(self, step: int, numbers: dict[str, float]) -> None:
-        self._writer.write(step, numbers)
+    def _mirror(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show numbers that the store has already."""
+        if numbers:
+            self._writer.mirror(step, numbers)
+            self._note(numbers)
+
+    def _note(self, numbers: Mapping[str, float]) -> None:
         self._progress.note(numbers)
         self._outcome.metrics.update(numbers)
 

@@ -18,11 +18,31 @@ from buffer_engine.store.faults import explained
 from pipelines.clock import now
 
 
+def metric_rows(run_id: str, numbers: Mapping[int, Mapping[str, float | None]]) -> pa.Table:
+    """Rows of `metrics` from step → name → value; a number that is not finite becomes null, which means undefined."""
+    flat = [(step, name, _finite(value)) for step, values in numbers.items() for name, value in values.items()]
+    return pa.table(
+        {
+            "run_id": [run_id] * len(flat),
+            "step": [step for step, _, _ in flat],
+            "name": [name for _, name, _ in flat],
+            "value": pa.array([value for _, _, value in flat], pa.float64()),
+            "recorded_at": [now()] * len(flat),
+        },
+        schema=METRICS.schema,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
 class MetricWriter:
     """Writes numbers of a step everywhere a person looks for them.
 
-    The store's table comes first and is the truth; the JSONL file and the TensorBoard log are for following along, so
-    a resumed run may repeat a line there.
+    The store's table is the truth. Numbers that describe rows are stored in the transaction that stores the rows, and
+    only mirrored here; the JSONL file and the TensorBoard log are for following along, so a resumed run may repeat or
+    miss a line there.
     """
 
     def __init__(self, store: ExperienceStore, run_id: str, folder: Path, *, tensorboard: bool) -> None:
@@ -43,31 +63,22 @@ class MetricWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lines.close()
+        with explained(self._path, "write metrics"):
+            self._lines.close()
         if self._board is not None:
             self._board.close()
 
     def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Store `values` of `step`; a number that is not finite is stored as null, which means undefined."""
-        if not values:
-            return
-        clean = {
-            name: None if value is None or not math.isfinite(value) else float(value) for name, value in values.items()
-        }
-        stamp = now()
-        table = pa.table(
-            {
-                "run_id": [self._run_id] * len(clean),
-                "step": [step] * len(clean),
-                "name": list(clean),
-                "value": list(clean.values()),
-                "recorded_at": [stamp] * len(clean),
-            },
-            schema=METRICS.schema,
-        )
-        self._store.append("metrics", table)
+        """Store `values` of `step` and mirror them."""
+        if values:
+            self._store.append("metrics", metric_rows(self._run_id, {step: values}))
+            self.mirror(step, values)
+
+    def mirror(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Write values that are already stored to the JSONL file and TensorBoard."""
+        clean = {name: _finite(value) for name, value in values.items()}
         with explained(self._path, "write metrics"):
-            self._lines.write(json.dumps({"step": step, "time": stamp.isoformat(), **clean}) + "\n")
+            self._lines.write(json.dumps({"step": step, "time": now().isoformat(), **clean}) + "\n")
             self._lines.flush()
         if self._board is not None:
             for name, value in clean.items():

@@ -72,6 +72,11 @@ class Progress:
             task = own.add_task(title, total=total)
             yield lambda rows: own.advance(task, rows)
 
+    def say(self, sentence: str) -> None:
+        """Tell the person something about the run that no number tells."""
+        if not self._quiet:
+            self._console.print(sentence, highlight=False, soft_wrap=True)
+
     def note(self, numbers: Mapping[str, float]) -> None:
         """Remember numbers for the step's line; evaluations get a line of their own at once."""
         self._numbers.update(numbers)

@@ -16,15 +16,19 @@ def report_run(report: RunReport, spec: Spec, results: Console, logs: Console) -
         MissingExtraError: a plot is asked for and matplotlib is not installed; the run itself is complete.
     """
     outcome = report.outcome
-    facts = [f"{outcome.steps} steps"]
+    facts: list[str] = []
+    if outcome.steps:
+        facts.append(f"{outcome.steps} steps")
+    if outcome.curated_rows:
+        facts.append(f"{outcome.curated_rows:,} rows curated")
     if outcome.replayed_steps:
-        facts.append(f"{outcome.replayed_steps} of them replayed from their manifests")
+        facts.append(f"{outcome.replayed_steps} steps replayed from their manifests")
     if outcome.skipped_steps:
-        facts.append(f"{outcome.skipped_steps} skipped (nothing to learn from)")
+        facts.append(f"{outcome.skipped_steps} skipped for want of rows")
     if outcome.stopped:
         facts.append(f"stopped: {outcome.stopped}")
     logs.print(
-        f"run {report.run_id} {'continued' if report.continued else 'done'}: " + ", ".join(facts), highlight=False
+        f"run {report.run_id}: {', '.join(facts or ['nothing was left to do'])}", highlight=False, soft_wrap=True
     )
     results.print(text_report(report.folder, report.run_id))
     if outcome.final_weights is not None:

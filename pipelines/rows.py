@@ -25,12 +25,12 @@ def model_row(run_id: str, step: int, version: int, *, parent: int | None, confi
     )
 
 
-def event_row(run_id: str, step: int, kind: str, count: int, detail: str) -> pa.Table:
-    """One row of `events`."""
+def event_row(run_id: str, step: int | None, kind: str, count: int, detail: str) -> pa.Table:
+    """One row of `events`; `step: None` is outside the loop."""
     return pa.table(
         {
             "run_id": [run_id],
-            "step": [step],
+            "step": pa.array([step], pa.int64()),
             "kind": [kind],
             "count": [count],
             "experience_id": pa.nulls(1, pa.string()),

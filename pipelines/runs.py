@@ -19,16 +19,29 @@ class RunStart:
     Attributes:
         run_id: its name in the store.
         continues: whether it exists already and is not finished.
+        follows: the finished run of the same name after which it starts.
     """
 
     run_id: str
     continues: bool
+    follows: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why this run, for the person who asked for one."""
+        if self.continues:
+            return "continuing"
+        return "a new run" if self.follows is None else f"a new run, because {self.follows} is finished"
 
 
-def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str) -> RunStart:
+def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str, *, whole: bool = True) -> RunStart:
     """The stated rule: an unfinished run of this name and configuration is continued; after a finished one a new run
     with the next number starts in the same store; an unfinished run of another configuration is an error, unless it
     ended before its first row (a wrong path, say): then it is begun again.
+
+    Args:
+        whole: whether all stages are asked for; a single stage (`--only`) also goes on in a finished run of the same
+            configuration.
 
     Raises:
         UsageError: the newest run of this name is unfinished and was started from another configuration.
@@ -41,13 +54,20 @@ def choose_run(store: ExperienceStore, folder: Path, name: str, config_hash: str
                 return RunStart(run_id, continues=True)
             if _is_empty(store, run_id):
                 return RunStart(run_id, continues=False)
+            if saved_hash(folder, run_id) is None and _stored_hash(store, run_id) == config_hash:
+                # The saved specification is gone, but the store knows that this is the one.
+                return RunStart(run_id, continues=True)
             raise UsageError(
                 f"run {run_id!r} in {folder} is unfinished and was started from another configuration. "
-                f"Continue it with `buffer-engine resume {folder} --run {run_id}`, or give this one another `name:`"
+                f"Continue it with `buffer-engine resume {folder} --run {run_id}` (with `--set` to change something), "
+                "or give this one another `name:`"
             )
+        if not whole and saved_hash(folder, run_id) == config_hash:
+            return RunStart(run_id, continues=True)
         number += 1
         run_id = f"{name}-{number}"
-    return RunStart(run_id, continues=False)
+    before = None if number == 1 else name if number == 2 else f"{name}-{number - 1}"
+    return RunStart(run_id, continues=False, follows=before)
 
 
 def _is_empty(store: ExperienceStore, run_id: str) -> bool:
@@ -56,9 +76,22 @@ def _is_empty(store: ExperienceStore, run_id: str) -> bool:
     return store.rollout_state(run_id=run_id).num_rows == 0 and run_id not in versions.to_pylist()
 
 
+def _stored_hash(store: ExperienceStore, run_id: str) -> str | None:
+    """Configuration hash in the run's newest row of `models`; None when it has none."""
+    models = store.table("models", columns=["run_id", "config_hash"]).to_pylist()
+    hashes = [row["config_hash"] for row in models if row["run_id"] == run_id]
+    return hashes[-1] if hashes else None
+
+
 def save_specification(folder: Path, run_id: str, resolved: str, config_hash: str) -> Path:
-    """Write the resolved specification of a run, once; secrets are in it as `${env:NAME}` only."""
+    """Write the resolved specification of a run; secrets are in it as `${env:NAME}` only.
+
+    An older one of another configuration is kept beside it, named with its hash.
+    """
     path = specification_path(folder, run_id)
+    before = saved_hash(folder, run_id)
+    if before == config_hash:
+        return path
     with explained(path, "save the specification of the run"):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -66,6 +99,8 @@ def save_specification(folder: Path, run_id: str, resolved: str, config_hash: st
             file.write(f"# configuration hash: {config_hash}\n{resolved}")
             file.flush()
             os.fsync(file.fileno())
+        if before is not None:
+            os.replace(path, path.with_name(f"{run_id}.{before[:12]}.yaml.old"))
         os.replace(partial, path)
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -229,7 +230,11 @@ class LocalStore:
 
     def verify(self) -> list[Finding]:
         """See `ExperienceStore.verify`; reads everything, so it takes as long as reading the store's bytes."""
-        return Verifier(self._layout, self._catalog).findings()
+        try:
+            return Verifier(self._layout, self._catalog).findings()
+        except sqlite3.DatabaseError as error:
+            where = self._layout.catalog.name
+            return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
 
     def info(self) -> StoreInfo:
         """Rows and bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -44,6 +45,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         raise TasksetError(f"{path} cannot be read: {error.strerror or error} → check the path") from error
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
 def parse_object(line: bytes, where: str) -> Mapping[str, Any]:
     """The JSON object of one line.
 
@@ -54,9 +58,22 @@ def parse_object(line: bytes, where: str) -> Mapping[str, Any]:
         value = json.loads(line)
     except ValueError as error:
         raise TasksetError(f"{where}: not JSON ({error}) → each line must be one JSON object") from error
+    except RecursionError as error:
+        raise TasksetError(f"{where}: nested too deeply to be read → flatten the object") from error
+    # Half of a surrogate pair is legal in JSON, but it is no text: it can be neither stored nor tokenised.
+    if _SURROGATE.search(line) and not _is_text(value):
+        raise TasksetError(f"{where}: holds half of a surrogate pair (\\ud800 … \\udfff) → mend the text")
     if not isinstance(value, dict):
         raise TasksetError(f"{where}: a JSON {type(value).__name__} → each line must be one JSON object")
     return cast("dict[str, Any]", value)
+
+
+def _is_text(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_parquet(path: Path) -> Iterator[Row]:

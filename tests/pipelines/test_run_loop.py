@@ -144,11 +144,13 @@ def test_a_skipped_step_leaves_the_weights_and_counts_an_event(tmp_path: Path, t
     file = write_specification(tmp_path, tiny_model, steps=2)
     text = file.read_text().replace("  - {id: ended", "  - {type: length_filter, unit: token, min: 50}\n  - {id: ended")
     file.write_text(text)
-    report = run(file, "loop.max_refills=0")
-    assert (report.outcome.skipped_steps, report.outcome.trained_steps) == (2, 0)
-    with connect_store(report.folder) as inspection:
+    with pytest.raises(StarvedError, match="trained nothing"):
+        run(file, "loop.max_refills=0")
+    with connect_store(tmp_path / "store") as inspection:
         events = inspection.rows("SELECT step, count FROM events WHERE kind = 'starved_step' ORDER BY step")
+        versions = inspection.rows("SELECT version FROM models")
     assert events == [{"step": 1, "count": 1}, {"step": 2, "count": 1}]
+    assert versions == [{"version": 0}]
 
 
 def test_a_prompt_longer_than_the_context_is_a_row_with_an_error_that_never_trains(
