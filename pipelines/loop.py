@@ -199,7 +199,7 @@ class Loop:
         if lags:
             numbers["train/staleness_max"] = float(max(lags))
         self._writer.write(step, numbers)
-        self._note(numbers)
+        self._note(step, numbers)
         return True
 
     def _form_batch(self, step: int, batch_id: str) -> tuple[pa.Table, pa.Table] | None:
@@ -337,10 +337,10 @@ class Loop:
         """Show numbers that the store has already."""
         if numbers:
             self._writer.mirror(step, numbers)
-            self._note(numbers)
+            self._note(step, numbers)
 
-    def _note(self, numbers: Mapping[str, float]) -> None:
-        self._progress.note(numbers)
+    def _note(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._progress.note(step, numbers)
         self._outcome.metrics.update(numbers)
 
     def _model_row(self, step: int, version: int, *, parent: int | None) -> pa.Table:

@@ -77,27 +77,31 @@ class Progress:
         if not self._quiet:
             self._console.print(sentence, highlight=False, soft_wrap=True)
 
-    def note(self, numbers: Mapping[str, float]) -> None:
-        """Remember numbers for the step's line; evaluations get a line of their own at once."""
+    def note(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Remember numbers for the step's line; an evaluation gets a line of its own at once."""
         self._numbers.update(numbers)
-        solved = {name: value for name, value in numbers.items() if name.startswith("eval/")}
-        if solved and not self._quiet:
-            self._console.print(
-                "  ".join(f"{name.removeprefix('eval/')} {value:.3f}" for name, value in sorted(solved.items())),
-                highlight=False,
-                style="bold",
-                soft_wrap=True,
-            )
+        found = {name.removeprefix("eval/"): value for name, value in numbers.items() if name.startswith("eval/")}
+        if found and not self._quiet:
+            taskset = next(iter(found)).partition("/")[0]
+            short = {name.partition("/")[2]: value for name, value in found.items()}
+            rest = [f"{name} {_shown(value)}" for name, value in short.items() if name not in ("solve_rate", "rows")]
+            head = f"after step {step}, {taskset}: solve_rate {_shown(short.get('solve_rate', float('nan')))}"
+            self.say(f"{head} of {short['rows']:.0f}  " + "  ".join(rest))
 
     def step_done(self, step: int, seconds: float) -> None:
         """Print the step's line and advance the bar."""
         if not self._quiet:
-            parts = [f"{label} {self._numbers[name]:.3g}" for name, label in SHOWN if name in self._numbers]
+            parts = [f"{label} {_shown(self._numbers[name])}" for name, label in SHOWN if name in self._numbers]
             line = "  ".join((f"step {step}/{self._total}", *parts, f"{seconds:.1f} s"))
             self._console.print(line, highlight=False, soft_wrap=True)
         self._numbers.clear()
         if self._live is not None and self._steps is not None:
             self._live.update(self._steps, completed=step)
+
+
+def _shown(value: float) -> str:
+    """Three digits that matter, and never an exponent where a plain number will do."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _bars(console: Console) -> RichProgress:
@@ -110,4 +114,6 @@ def _bars(console: Console) -> RichProgress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        # A step can take minutes: the estimate looks back far enough to have seen several.
+        speed_estimate_period=1800.0,
     )
