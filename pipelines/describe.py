@@ -29,6 +29,9 @@ _KIND_NAMES: Mapping[Any, str] = {
     type(None): "null",
 }
 
+_TYPE_MEANING = "which component this is"
+"""What every component's `type` means; each class narrows the field to its own name and need not say it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -160,7 +163,7 @@ def document(model: type[BaseModel]) -> tuple[FieldDoc, ...]:
             name=name,
             kind=kind_in_words(field_choices(info)),
             default=default_text(info),
-            description=info.description or "",
+            description=info.description or (_TYPE_MEANING if name == "type" else ""),
         )
         for name, info in model.model_fields.items()
     )

@@ -31,6 +31,9 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 """Extra → distributions it brings; a test compares them with the package's own list."""
 
+RESERVED = frozenset({"juicer", "labels", "ray", "vllm"})
+"""Extras that are declared for later versions; nothing here uses them."""
+
 _LOW_SPACE = 5 * 2**30
 
 
@@ -109,6 +112,8 @@ def declared_extras() -> dict[str, set[str]]:
 
 
 def _state(extra: str) -> str:
+    if extra in RESERVED:
+        return "declared, not used by this version"
     missing = missing_of(extra)
     if not missing:
         return "complete (" + ", ".join(f"{name} {installed(name)}" for name in EXTRAS[extra]) + ")"

@@ -29,6 +29,9 @@ _STAND_INS: Mapping[str, Any] = {"version": 1, "name": "unnamed", "store": {"pat
 
 _MAX_ROUNDS = 20
 
+SAVED_MARK = "# configuration hash: "
+"""How the specification begins that is saved with a run."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
@@ -77,6 +80,23 @@ class Draft:
         written = self.data.get(section)
         return tuple(cast("Mapping[str, Any]", written)) if isinstance(written, Mapping) else ()
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether this is the specification saved with a run, in which every default is written out."""
+        return self.document.text.startswith(SAVED_MARK)
+
+    def removed_operators(self) -> list[str]:
+        """Ids of operators that are written but not valid: later ones may read what they would have scored."""
+        written = self.data.get("operators")
+        if not isinstance(written, list):
+            return []
+        names: list[str] = []
+        for position, item in enumerate(cast("list[Any]", written)):
+            if position not in self.operators:
+                entry = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
+                names.append(str(entry.get("id") or entry.get("type") or "unknown"))
+        return names
+
     def problem(self, path: PathParts, message: str, fix: str = "") -> Problem:
         """A problem at `path`, with its line, or the override that gave the value."""
         source = self.overridden.source(path, written=dotted(path) in self.document.lines)
@@ -102,9 +122,9 @@ def load_spec(path: Path | str, *, overrides: Sequence[str] = ()) -> LoadedSpec:
     """
     draft = read_draft(path, overrides=overrides)
     if draft.problems:
-        from pipelines.plan import all_problems  # which reads drafts, so it cannot be imported above
+        from pipelines.plan import plan_of  # which reads drafts, so it cannot be imported above
 
-        raise ConfigError(all_problems(draft), file=draft.file)
+        plan_of(draft)
     return loaded(draft)
 
 
@@ -132,15 +152,20 @@ def read_draft(path: Path | str, *, overrides: Sequence[str] = ()) -> Draft:
     """Read as much as can be understood.
 
     Raises:
-        ConfigError: the file is no YAML mapping at all.
+        ConfigError: the file is no YAML mapping at all. What is wrong inside one is in the draft's problems.
     """
     file = Path(path)
     document = read_document(file)
     overridden = apply_overrides(document.data, overrides)
     draft = Draft(file, document, overridden.data, overridden, (), None, ())
     found, spec, operators = _validate(overridden.data)
-    problems = [*overridden.problems]
-    problems += [draft.problem(complaint.path, complaint.message, complaint.fix) for complaint in found]
+    problems = [*document.problems, *overridden.problems]
+    unreadable = {problem.path for problem in document.problems}
+    problems += [
+        draft.problem(complaint.path, complaint.message, complaint.fix)
+        for complaint in found
+        if dotted(complaint.path) not in unreadable  # what stands in for it there was not written
+    ]
     problems += [draft.problem(path, problem.message, problem.fix) for path, problem in secret_problems(draft.data)]
     return Draft(file, document, draft.data, overridden, ordered(problems), spec, operators)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import polars as pl
 
@@ -19,10 +19,17 @@ from operators.base import OperatorConfig, ScoreOperatorConfig
 from operators.frame import FRAME_COLUMNS
 from operators.plan import OperatorPlan, compile_operators
 from operators.registry import OPERATORS
-from pipelines.cross_checks import Findings, algorithm_needs, check_sections, import_columns, importable, task_columns
+from pipelines.algorithm_checks import check_reward, workflow_scores
+from pipelines.cross_checks import check_sections
+from pipelines.findings import Findings, written_at
+from pipelines.incomplete import SpecificationError
 from pipelines.load import Draft, LoadedSpec, hash_of, loaded, ordered, plain, read_draft
+from pipelines.package_checks import importable
+from pipelines.source_checks import Columns, source_columns
 from pipelines.spec import EvaluateSection, Spec
 from pipelines.summary import summarise
+
+_COLUMNS = "columns that operators read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,7 @@ class Plan:
 
     Attributes:
         spec: the specification; secrets are still `${env:NAME}`.
+        file: the YAML file, for messages that point into it.
         config_hash: digest of the resolved specification without the store's path.
         operators: the operators, compiled.
         task_columns: info keys of the tasks and their types, which operators read as columns.
@@ -39,6 +47,7 @@ class Plan:
     """
 
     spec: Spec
+    file: Path
     config_hash: str
     operators: OperatorPlan
     task_columns: Mapping[str, pl.DataType]
@@ -53,7 +62,7 @@ def build_plan(specification: LoadedSpec) -> Plan:
         ConfigError: with every problem found.
         MissingExtraError: nothing is wrong, but an operator or task set needs a package that is not installed.
     """
-    return _plan(specification.draft)
+    return plan_of(specification.draft)
 
 
 def check_file(path: Path | str, *, overrides: Sequence[str] = ()) -> Plan:
@@ -63,41 +72,37 @@ def check_file(path: Path | str, *, overrides: Sequence[str] = ()) -> Plan:
         ConfigError: with every problem found.
         MissingExtraError: nothing is wrong, but an operator or task set needs a package that is not installed.
     """
-    return _plan(read_draft(path, overrides=overrides))
+    return plan_of(read_draft(path, overrides=overrides))
 
 
-def all_problems(draft: Draft) -> tuple[Problem, ...]:
-    """Problems of a draft and of what lies between its sections; empty when it can be planned."""
-    try:
-        _plan(draft)
-    except ConfigError as error:
-        return error.problems
-    return ()
-
-
-def _plan(draft: Draft) -> Plan:
+def plan_of(draft: Draft) -> Plan:
+    """The plan of a draft; raises as `check_file` does."""
     found = Findings(draft)
     spec = draft.spec
     if spec is None:
-        raise ConfigError(draft.problems, file=draft.file)
+        places = list(dict.fromkeys(problem.path for problem in draft.problems))
+        found.skip("whether the sections fit together", places)
+        raise SpecificationError(draft.problems, file=draft.file, unchecked=found.unchecked())
     check_sections(spec, found)
-    columns = task_columns(spec, found)
-    imported = _polars_types(import_columns(spec, found))
-    types = imported | _polars_types(columns.get(spec.explorer.tasks, {}) if spec.explorer is not None else {})
-    unknown = spec.explorer is not None and spec.explorer.tasks not in columns
-    operators = _operators(spec, types, found, columns_unknown=unknown)
-    _reward(spec, found)
+    columns = source_columns(spec, found)
+    chosen = written_at(draft.data, "explorer", "tasks")
+    playing = columns.by_taskset.get(chosen, {}) if isinstance(chosen, str) else {}
+    types = _polars_types(columns.imported) | _polars_types(playing)
+    operators = _operators(spec, types, found, unknown=columns.unknown)
+    check_reward(spec, found)
     if spec.loop.evaluate is not None:
         _evaluation(spec, spec.loop.evaluate, operators, types, columns, found)
     problems = ordered([*draft.problems, *found.problems])
     if problems:
-        raise ConfigError(ordered([*problems, *found.extras]), file=draft.file)
+        everything = ordered([*problems, *found.extras])
+        raise SpecificationError(everything, file=draft.file, unchecked=found.unchecked())
     if found.extras:
         raise MissingExtraError("\n".join(problem.render(draft.file) for problem in ordered(found.extras)))
     if operators is None:  # compiling fails only with problems
         raise AssertionError("no operator plan and no problem")
     return Plan(
         spec=loaded(draft).spec,
+        file=draft.file,
         config_hash=hash_of(plain(spec)),
         operators=operators,
         task_columns=types,
@@ -111,11 +116,11 @@ def _polars_types(columns: Mapping[str, str]) -> dict[str, pl.DataType]:
 
 
 def _operators(
-    spec: Spec, types: Mapping[str, pl.DataType], found: Findings, *, columns_unknown: bool
+    spec: Spec, types: Mapping[str, pl.DataType], found: Findings, *, unknown: Sequence[str]
 ) -> OperatorPlan | None:
     """The compiled operators; None when there are problems, which are in `found`."""
-    removed = _removed(found.draft)
-    stored, rewarded = _workflow_scores(spec)
+    removed = found.draft.removed_operators()
+    stored, rewarded = workflow_scores(spec)
     try:
         return compile_operators(
             cast("Sequence[OperatorConfig]", spec.operators),
@@ -125,11 +130,11 @@ def _operators(
         )
     except ConfigError as error:
         for problem in error.problems:
-            _report(problem, found, columns_unknown=columns_unknown)
+            _report(problem, found, unknown=unknown)
     return None
 
 
-def _report(problem: Problem, found: Findings, *, columns_unknown: bool) -> None:
+def _report(problem: Problem, found: Findings, *, unknown: Sequence[str]) -> None:
     """A compiler's problem, with positions as in the file."""
     positions = found.draft.operators
 
@@ -145,8 +150,9 @@ def _report(problem: Problem, found: Findings, *, columns_unknown: bool) -> None
     placed = found.draft.problem(path, message, re.sub(r"#(\d+)", position, problem.fix))
     if _is_missing_package(found.draft, path):
         found.extras.append(placed)
-    elif not (columns_unknown and "which nothing provides" in message):
-        # Without the task set's columns nobody can say what is missing; that they are unknown is reported already.
+    elif unknown and "which nothing provides" in message:
+        found.skip(_COLUMNS, unknown)  # nobody can say what is missing until the sources can be read
+    else:
         found.problems.append(placed)
 
 
@@ -158,79 +164,21 @@ def _is_missing_package(draft: Draft, path: tuple[str | int, ...]) -> bool:
     return any(not importable(module) for module, _ in OPERATORS.load(config.type).requires)
 
 
-def _removed(draft: Draft) -> list[str]:
-    """Ids of operators that are written but not valid: later operators may well read what they would have scored."""
-    written = draft.data.get("operators")
-    if not isinstance(written, list):
-        return []
-    names: list[str] = []
-    for position, item in enumerate(cast("list[Any]", written)):
-        if position not in draft.operators:
-            entry = cast("Mapping[str, Any]", item) if isinstance(item, Mapping) else {}
-            names.append(str(entry.get("id") or entry.get("type") or "unknown"))
-    return names
-
-
-def _workflow_scores(spec: Spec) -> tuple[tuple[str, ...], bool]:
-    """Components that the workflow is said to give, and whether rows may come with a reward from it.
-
-    Shipped workflows give no scores of their own accord; what a plug-in's workflow gives is not known here, so it gets
-    the benefit of the doubt.
-    """
-    if spec.explorer is None:
-        return (), False
-    workflow = spec.explorer.workflow
-    weights = workflow.score_weights
-    return tuple(weights), "." in workflow.type or any(
-        weight != 0 and weight is not None for weight in weights.values()
-    )
-
-
-def _reward(spec: Spec, found: Findings) -> None:
-    """An algorithm that learns from rewards needs a component that counts."""
-    needs = algorithm_needs(spec)
-    if (
-        needs is None
-        or not needs.reward
-        or not found.sound("trainer.algorithm")
-        or _removed(found.draft)
-        or _workflow_scores(spec)[1]
-    ):
-        return
-    if spec.explorer is None and not spec.imports:
-        return  # rows of an earlier run have their scores
-    if any(problem.path == "trainer.algorithm" for problem in found.problems):
-        return  # the algorithm does not fit these rows at all
-    scores = [config for config in spec.operators if isinstance(config, ScoreOperatorConfig)]
-    if any(config.weight != 0 for config in scores):
-        return
-    if scores:
-        names = ", ".join(repr(config.name) for config in scores)
-        message = f"{needs.algorithm} needs a reward, and every score operator ({names}) has weight 0"
-        found.problem(("trainer", "algorithm"), message, "give one of them a weight above 0")
-    else:
-        found.problem(
-            ("trainer", "algorithm"),
-            f"{needs.algorithm} needs a reward, and no operator writes a score",
-            "add a score operator, for example regex_or_exact_match; `buffer-engine operators` lists them",
-        )
-
-
 def _evaluation(
     spec: Spec,
     evaluate: EvaluateSection,
     operators: OperatorPlan | None,
     types: Mapping[str, pl.DataType],
-    columns: Mapping[str, Mapping[str, str]],
+    columns: Columns,
     found: Findings,
 ) -> None:
     """Evaluation rows pass the same score operators, so their tasks need the same columns."""
     scored = [config.name for config in spec.operators if isinstance(config, ScoreOperatorConfig)]
-    known = [*scored, *_workflow_scores(spec)[0], *_removed(found.draft)]
+    known = [*scored, *workflow_scores(spec)[0], *found.draft.removed_operators()]
     if evaluate.solved is not None and evaluate.solved not in known:
         fix = did_you_mean(evaluate.solved, scored) if scored else "add a score operator"
         found.problem(("loop", "evaluate", "solved"), f"no operator scores {evaluate.solved!r}", fix)
-    own = columns.get(evaluate.tasks)
+    own = columns.by_taskset.get(evaluate.tasks)
     read = [name for name in operators.frame_columns if name in types] if operators is not None else []
     missing = [name for name in read if own is not None and name not in own]
     if missing:

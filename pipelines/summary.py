@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from operators.plan import OperatorPlan, PlannedOperator
+from pipelines.findings import as_written, counted
 from pipelines.spec import Spec
 
 
@@ -16,7 +17,7 @@ def summarise(spec: Spec, operators: OperatorPlan) -> str:
         "curate",
         *(["train"] if spec.trainer is not None else []),
     ]
-    steps = f"{spec.loop.steps} step{'s' if spec.loop.steps > 1 else ''}"
+    steps = counted(spec.loop.steps, "step")
     rows: list[tuple[str, str]] = [(spec.name, f"{' → '.join(stages)}, {steps}, store {spec.store.path}")]
     rows += _entries("models", [_named(name, model) for name, model in spec.models.items()])
     rows += _entries("tasks", [_named(name, tasks) for name, tasks in spec.tasks.items()])
@@ -27,14 +28,15 @@ def summarise(spec: Spec, operators: OperatorPlan) -> str:
             (
                 "explorer",
                 f"{explorer.model} plays {explorer.tasks} ({explorer.workflow.type}): "
-                f"{explorer.tasks_per_step} tasks × {explorer.group_size} samples",
+                f"{counted(explorer.tasks_per_step, 'task')} × {counted(explorer.group_size, 'sample')}",
             )
         )
     rows += _entries("operators", [_operator(step) for step in operators.steps])
     if spec.trainer is not None:
         rows.append(("trainer", _trainer(spec.trainer)))
     if spec.loop.evaluate is not None:
-        rows.append(("evaluate", f"{spec.loop.evaluate.tasks} every {spec.loop.evaluate.every_steps} steps"))
+        every = spec.loop.evaluate.every_steps
+        rows.append(("evaluate", f"{spec.loop.evaluate.tasks} every {'step' if every == 1 else f'{every} steps'}"))
     width = max(len(title) for title, _ in rows)
     return "\n".join(f"{title.ljust(width)}  {text}" for title, text in rows)
 
@@ -56,7 +58,11 @@ def _operator(step: PlannedOperator) -> str:
     effects: list[str] = []
     if contract.scores:
         effects.append(
-            "metric" if step.weight == 0 else f"scores with weight {step.weight:g}" if step.weight else "scores"
+            "metric"
+            if step.weight == 0
+            else f"scores with weight {as_written(step.weight)}"
+            if step.weight
+            else "scores"
         )
     if contract.writes:
         effects.append(f"writes {', '.join(contract.writes)}")
@@ -75,5 +81,5 @@ def _trainer(config: Any) -> str:
         parts.append(f"with {algorithm.type}" + (f" ({advantage.type} advantage)" if advantage is not None else ""))
     read = getattr(config, "read", None)
     if read is not None:
-        parts.append(f"on batches of at most {read.rows} rows")
+        parts.append(f"on batches of at most {counted(read.rows, 'row')}")
     return " ".join(parts)

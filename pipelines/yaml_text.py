@@ -38,11 +38,14 @@ class Document:
         data: plain mappings, lists and scalars; keys are text.
         lines: dotted path → 1-based line of its key (or of the list item); the empty path is the first line.
         text: the file as read.
+        problems: keys written twice, tags and scalars that cannot be read; `data` has the first of two and null for
+            what cannot be read.
     """
 
     data: dict[str, Any]
     lines: Mapping[str, int]
     text: str
+    problems: tuple[Problem, ...] = ()
 
 
 def dotted(path: PathParts) -> str:
@@ -54,8 +57,7 @@ def read_document(file: Path) -> Document:
     """The mapping in a YAML file.
 
     Raises:
-        ConfigError: the file is missing, not UTF-8, not one YAML mapping, or has a key twice; every problem found
-            carries its line.
+        ConfigError: the file is missing, not UTF-8, or not one YAML mapping.
     """
     try:
         raw = file.read_bytes()
@@ -74,15 +76,23 @@ def read_document(file: Path) -> Document:
         raise ConfigError(
             [Problem(f"byte {raw[error.start]:#04x} is not UTF-8", line=line, fix="save the file as UTF-8")], file=file
         ) from error
-    return parse_document(text, file=file)
+    return _document(text, file)
 
 
 def parse_document(text: str, *, file: Path | None = None) -> Document:
     """The mapping in YAML `text`; `file` only names it in errors.
 
     Raises:
-        ConfigError: see `read_document`.
+        ConfigError: it is not one YAML mapping, or has a key twice, a tag or a scalar that cannot be read; every
+            problem found carries its line.
     """
+    document = _document(text, file)
+    if document.problems:
+        raise ConfigError(document.problems, file=file)
+    return document
+
+
+def _document(text: str, file: Path | None) -> Document:
     if len(text) > MAX_BYTES:
         problem = Problem(f"{len(text):,} characters are too many for a specification (at most {MAX_BYTES:,})")
         raise ConfigError([problem], file=file)
@@ -107,9 +117,8 @@ def parse_document(text: str, *, file: Path | None = None) -> Document:
         raise ConfigError([problem], file=file) from None
     except RecursionError:
         raise ConfigError([Problem(_TOO_DEEP, line=1)], file=file) from None
-    if reader.problems:
-        raise ConfigError(reader.problems, file=file)
-    return Document(data=data, lines={"": node.start_mark.line + 1} | reader.lines, text=text)
+    lines = {"": node.start_mark.line + 1} | reader.lines
+    return Document(data=data, lines=lines, text=text, problems=tuple(reader.problems))
 
 
 def parse_value(text: str) -> Any:

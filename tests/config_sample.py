@@ -13,8 +13,8 @@ store: {path: FOLDER/store}
 models:
   policy: {type: scripted, replies: {"": ["yes"]}}
 tasks:
-  train: {type: jsonl, path: FOLDER/tasks.jsonl, prompt: question}
-  heldout: {type: jsonl, path: FOLDER/tasks.jsonl, prompt: question, partition: eval}
+  train: {type: jsonl, split: {share: 0.5, part: rest}, path: FOLDER/tasks.jsonl, prompt: question}
+  heldout: {type: jsonl, split: {share: .5, part: held_out}, path: FOLDER/tasks.jsonl, prompt: question, partition: eval}
 explorer:
   model: policy
   tasks: train
@@ -34,7 +34,7 @@ trainer:
 loop:
   steps: 6
   evaluate: {tasks: heldout, every_steps: 3, solved: correct}
-"""
+"""  # noqa: E501
 
 
 def write_sample(folder: Path, *changes: tuple[str, str], name: str = "tiny.yaml") -> Path:

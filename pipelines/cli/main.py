@@ -30,6 +30,7 @@ from pipelines.cli.console import logs, print_error, print_text
 from pipelines.cli.shadowing import shadows
 
 DEBUG_VARIABLE = "BUFFER_ENGINE_DEBUG"
+INTERRUPTED = 130
 
 # Threads that spin while they wait slow each other down by a factor of ten as soon as another process wants a core,
 # a second terminal with a query for instance. The OpenMP library reads this once, when torch is loaded.
@@ -163,10 +164,12 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=words, prog_name="buffer-engine")
     except SystemExit as stop:
+        interrupt = _interrupt_behind(stop)
+        if interrupt is not None:
+            return _interrupted(interrupt)
         return _exit_code(stop)
-    except KeyboardInterrupt:
-        logs.print("interrupted")
-        return 130
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt)
     except BufferEngineError as error:
         if debugging:
             traceback.print_exc()
@@ -179,6 +182,20 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         logs.print(_unexpected(error), markup=False, soft_wrap=True)
         return 1
     return 0
+
+
+def _interrupt_behind(stop: SystemExit) -> KeyboardInterrupt | None:
+    """The Ctrl-C that became this exit: the command-line library turns it into a silent exit of its own."""
+    behind: BaseException | None = stop
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__cause__ or behind.__context__
+    return behind
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> int:
+    notes: Sequence[str] = getattr(interrupt, "__notes__", ())
+    logs.print("; ".join(("interrupted", *notes)), markup=False, soft_wrap=True)
+    return INTERRUPTED
 
 
 def _exit_code(stop: SystemExit) -> int:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.console import logs, results
+from pipelines.cli.console import logs, results, resumable
 from pipelines.cli.parts import chosen_parts
 from pipelines.load import load_spec
 from pipelines.reporting import report_run
 from pipelines.runner import start_run
+from pipelines.secrets import reveal
 
 
 def run(
@@ -25,5 +26,6 @@ def run(
     with the next number starts in the same store."""
     loaded = load_spec(file, overrides=tuple(set_values or ()))
     parts = chosen_parts(only)
-    report = start_run(loaded, logs, parts=parts)
+    with resumable(Path(reveal(loaded.spec.store).path)):
+        report = start_run(loaded, logs, parts=parts)
     report_run(report, loaded.spec, results, logs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -10,9 +12,11 @@ from config_sample import write_sample
 from test_cli_frame import facts_of, in_a_new_process
 
 from buffer_engine.schema import TABLES
+from explorers.registry import TASKSETS
 from operators.registry import OPERATORS
 from pipelines.cli.main import run_command
 from pipelines.diagnosis import EXTRAS, declared_extras, installed
+from pipelines.findings import as_written
 from pipelines.load import load_spec
 from pipelines.reference import DOCUMENTED_TABLES
 
@@ -36,7 +40,36 @@ def test_problems_go_to_stderr_one_a_line_and_are_counted(tmp_path: Path, capsys
         f"error: {file}:3: sede: unknown key 'sede' → did you mean 'seed'?",
         f"error: {file}:13: explorer.group_size: expected a whole number, found the text 'four' → the default is 8",
         f"2 problems in {file}",
+        "not checked yet: whether groups, batches and periods fit, because explorer.group_size has problems",
     ]
+
+
+def test_what_a_problem_hides_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_sample(
+        tmp_path,
+        ("FOLDER/tasks.jsonl, prompt: question}\n  heldout", "FOLDER/task.jsonl, prompt: question}\n  heldout"),
+        ("gold: wanted", "gold: wnated"),
+    )
+
+    assert run_command(["check", str(file)]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "not checked yet: columns that operators read, because tasks.train has problems"
+    ]
+
+
+def test_the_summary_shows_numbers_as_they_were_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_sample(tmp_path, ("gold: wanted}", "gold: wanted, weight: 0.123456789}"))
+
+    assert run_command(["check", str(file), "--set", "loop.steps=1", "--set", "loop.evaluate.every_steps=1"]) == 0
+    out = capsys.readouterr().out
+    assert "scores with weight 0.123456789" in out
+    assert "train, 1 step, store" in out
+    assert "heldout every step\n" in out
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0625, "0.0625"), (1.0, "1"), (2e-05, "2e-05"), (0.1, "0.1")])
+def test_a_number_keeps_every_digit(value: float, shown: str) -> None:
+    assert as_written(value) == shown
 
 
 def test_warnings_go_to_stderr_and_exit_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +153,24 @@ def test_doctor_reports_versions_extras_and_folders(capsys: pytest.CaptureFixtur
         assert word in out
 
 
+def test_doctor_says_which_extras_this_version_does_not_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["doctor"]) == 0
+
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    for extra in ("vllm", "juicer", "labels", "ray"):
+        assert lines[extra].endswith("declared, not used by this version")
+    assert "not used" not in lines["math"]
+
+
+def test_no_field_on_the_reference_pages_lacks_its_meaning() -> None:
+    for page in ("components.md", "specification.md", "tables.md"):
+        rows = [
+            line for line in (ROOT / "docs" / "reference" / page).read_text().splitlines() if line.startswith("| `")
+        ]
+        assert len(rows) > 20
+        assert [row for row in rows if row.endswith("|  |")] == []
+
+
 def test_doctor_finds_a_folder_that_could_shadow_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,12 +204,54 @@ def test_the_extras_known_to_doctor_are_those_of_the_package() -> None:
     assert set(declared) - set(EXTRAS) == {"dev"}
 
 
-def test_the_specification_shown_in_the_documentation_is_sound(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
-    file = tmp_path / "shown.yaml"
-    file.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+ROOT = Path(__file__).parents[2]
 
-    assert run_command(["check", str(file)]) == 0
+
+def whole_specifications() -> list[tuple[str, str]]:
+    """(page, text) of every YAML block of the documentation that is a whole specification."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        (f"{page.relative_to(ROOT)}", textwrap.dedent(block))
+        for page in pages
+        for block in re.findall(r"^ *```ya?ml\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        if re.search(r"^\s*version: 1$", block, re.MULTILINE)
+    ]
+
+
+def test_the_documentation_shows_a_whole_specification() -> None:
+    assert "docs/configuration.md" in [page for page, _ in whole_specifications()]
+
+
+@pytest.mark.parametrize(("page", "text"), whole_specifications())
+def test_every_specification_shown_in_the_documentation_is_sound(
+    page: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "shown.yaml"
+    file.write_text(text)
+
+    assert run_command(["check", str(file)]) == 0, page
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "is not installed here" not in line]
+    assert warnings == []
+
+
+@pytest.mark.parametrize(("page", "text"), whole_specifications())
+def test_a_run_accepts_the_tasks_of_every_specification_shown(page: str, text: str, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    file = tmp_path / "shown.yaml"
+    file.write_text(text)
+    spec = load_spec(file).spec
+    assert spec.explorer is not None, page
+    assert spec.loop.evaluate is not None, page
+
+    train, heldout = (
+        {task.messages for task in TASKSETS.load(spec.tasks[name].type)(spec.tasks[name]).load(name)}  # type: ignore[attr-defined]
+        for name in (spec.explorer.tasks, spec.loop.evaluate.tasks)
+    )
+
+    # Four fifths and one fifth of some 500 distinct prompts; a run refuses a prompt that is in both.
+    assert len(train) > 300
+    assert 60 < len(heldout) < 150
+    assert not train & heldout
 
 
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "pipelines" / "examples").glob("*.yaml")))

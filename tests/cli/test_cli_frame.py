@@ -15,6 +15,7 @@ import typer
 
 from buffer_engine.errors import MissingExtraError, StoreError
 from pipelines.cli import main
+from pipelines.cli.console import resumable
 from pipelines.cli.main import VERBS, Verb, run_command
 from pipelines.cli.shadowing import PACKAGES, ROOT, lookalikes
 
@@ -74,6 +75,12 @@ def test_every_verb_has_its_module_and_its_own_help() -> None:
             command = listed.load(name)
             assert command.name == name
             assert (command.help or "").strip(), f"{name} says nothing about itself"
+
+
+def test_the_page_on_the_command_line_lists_every_verb_and_no_other() -> None:
+    table = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("| command |")[2].partition("\n\n")[0]
+
+    assert list(dict.fromkeys(re.findall(r"`(\w+)(?: [^`]*)?`(?=[^|]*\|[^|]*\|$)", table, re.MULTILINE))) == list(VERBS)
 
 
 def test_a_verb_that_is_not_part_of_the_installation_breaks_no_other(
@@ -146,7 +153,23 @@ def test_an_interrupt_exits_with_130(verb: Callable[..., None], capsys: pytest.C
     verb(interrupted)
 
     assert run_command(["fail"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_tells_what_the_verb_noted(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted() -> None:
+        with resumable(tmp_path):
+            raise KeyboardInterrupt
+
+    verb(interrupted)
+
+    assert run_command(["fail"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"  # no run was begun in this folder
+    (tmp_path / "specs").mkdir()
+    assert run_command(["fail"]) == 130
+    assert capsys.readouterr().err == f"interrupted; continue with `buffer-engine resume {tmp_path}`\n"
 
 
 def test_an_exit_code_of_a_verb_is_kept(verb: Callable[..., None]) -> None:

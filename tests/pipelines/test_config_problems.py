@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from config_sample import write_sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from buffer_engine.errors import ConfigError, MissingExtraError, Problem
+from buffer_engine.errors import ConfigError, Problem
 from pipelines.load import load_spec
 from pipelines.plan import build_plan, check_file
 from pipelines.yaml_text import parse_document
@@ -103,6 +101,11 @@ def test_twelve_mistakes_of_every_kind_are_named_in_one_go(tmp_path: Path) -> No
     assert rendered[9].endswith("expected a whole number, found the text '16' → remove the quotes")
     assert "expected one of sync, async, found the text 'snyc' → did you mean 'sync'?" in rendered[10]
     assert rendered[11].endswith("no operator scores 'corect' → did you mean 'correct'?")
+
+
+def test_a_plan_knows_its_file(tmp_path: Path) -> None:
+    file = write_sample(tmp_path)
+    assert build_plan(load_spec(file)).file == file
 
 
 def test_loading_and_checking_name_the_same_problems(tmp_path: Path) -> None:
@@ -270,81 +273,6 @@ def test_evaluation_tasks_need_the_columns_that_operators_read(tmp_path: Path) -
 
     assert problem.path == "loop.evaluate.tasks"
     assert "operators read 'wanted', which task set 'heldout' does not have" in problem.message
-
-
-def test_warnings_do_not_stop_a_plan(tmp_path: Path) -> None:
-    file = write_sample(
-        tmp_path, ("rows: 16", "rows: 18"), ("  policy:", '  spare: {type: scripted, replies: {"": [a]}}\n  policy:')
-    )
-
-    plan = check_file(file)
-
-    assert [(warning.path, warning.line) for warning in plan.warnings] == [
-        ("models.spare", 6),
-        ("explorer.tasks_per_step", 15),
-        ("trainer.read.rows", 25),
-    ]
-    # 18 // 4 = 4 whole groups = 16 rows; the next whole number of groups is 20 rows
-    assert plan.warnings[2].fix == "write 16 or 20"
-    # 4 groups of 4 make 16 rows; 18 / 4 rounded up is 5 tasks
-    assert plan.warnings[1].fix == "write 5 for one exploration a batch"
-
-
-def test_the_trainer_may_follow_the_samplers_temperature_and_sft_need_not(tmp_path: Path) -> None:
-    file = write_sample(tmp_path, ("max_tokens: 3", "temperature: 0.7"))
-
-    assert check_file(file, overrides=("trainer.temperature=0.7",)).warnings == ()
-    assert check_file(file, overrides=("trainer.algorithm.type=sft",)).warnings == ()
-
-
-def test_log_probs_of_a_truncated_distribution_are_warned_of(tmp_path: Path) -> None:
-    plan = check_file(write_sample(tmp_path, ("max_tokens: 3", "top_p: 0.9, top_k: 40")))
-
-    assert [(warning.path, warning.line) for warning in plan.warnings] == [
-        ("explorer.sampling.top_p", 15),
-        ("explorer.sampling.top_k", 15),
-    ]
-    assert "distribution that top_p truncated: grpo's ratio is biased" in plan.warnings[0].message
-
-
-@pytest.fixture
-def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make a package look as if it were not installed."""
-
-    def hide(package: str) -> None:
-        real = importlib.util.find_spec
-
-        def find(name: str, *rest: str) -> object:
-            return None if name.partition(".")[0] == package else real(name, *rest)
-
-        monkeypatch.setattr("importlib.util.find_spec", find)
-        monkeypatch.setattr("pipelines.cross_checks.find_spec", find)
-
-    return hide
-
-
-def test_a_package_that_only_the_run_needs_is_a_warning(tmp_path: Path, uninstalled: Callable[[str], None]) -> None:
-    uninstalled("torch")
-
-    plan = check_file(write_sample(tmp_path))
-
-    (warning,) = [warning for warning in plan.warnings if "torch" in warning.message]
-    assert (warning.path, warning.line) == ("trainer", 20)
-    assert warning.fix == "pip install 'buffer-engine[torch]'"
-
-
-def test_an_operator_without_its_package_ends_with_the_install_command(
-    tmp_path: Path, uninstalled: Callable[[str], None]
-) -> None:
-    uninstalled("math_verify")
-    change = ("type: regex_or_exact_match", "type: math_verify")
-    file = write_sample(tmp_path, change)
-
-    with pytest.raises(MissingExtraError, match=r"tiny\.yaml:17: .*'math_verify'.*pip install 'buffer-engine\[math\]'"):
-        check_file(file)
-
-    problems = found(write_sample(tmp_path, change, ("seed: 11", "sede: 11")))
-    assert [problem.path for problem in problems] == ["sede", "operators.0.type"]
 
 
 def test_the_plan_carries_compiled_operators_and_a_summary(tmp_path: Path) -> None:

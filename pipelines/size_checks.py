@@ -1,0 +1,97 @@
+"""Checks of numbers that must fit each other: groups and batches, periods and the length of the run."""
+
+from __future__ import annotations
+
+from buffer_engine.store.base import ReadPolicy
+from pipelines.findings import Findings, counted, written_at
+from pipelines.spec import Spec
+from pipelines.yaml_text import PathParts
+
+_BATCHES = "whether groups, batches and periods fit"
+
+
+def check_sizes(spec: Spec, found: Findings) -> None:
+    """Sizes and periods that must fit each other."""
+    loop, explorer = spec.loop, spec.explorer
+    read = getattr(spec.trainer, "read", None)
+    if spec.trainer is None:
+        found.skip(_BATCHES, found.unsound("trainer"))
+    if isinstance(read, ReadPolicy) and _sound(found, "trainer.read", "loop.publish_every"):
+        _batch(spec, read, found)
+        if read.max_staleness is not None and explorer is not None and loop.publish_every - 1 > read.max_staleness:
+            found.problem(
+                ("loop", "publish_every"),
+                f"rows get up to {loop.publish_every - 1} weight versions old before new weights are published, and "
+                f"trainer.read.max_staleness is {read.max_staleness}",
+                f"publish at least every {counted(read.max_staleness + 1, 'step')}, or allow more staleness",
+            )
+    checkpoint = getattr(spec.trainer, "checkpoint", None)
+    if (
+        checkpoint is not None
+        and explorer is not None
+        and _sound(found, "trainer.checkpoint", "loop.publish_every")
+        and checkpoint.every_steps % loop.publish_every
+    ):
+        every = counted(checkpoint.every_steps, "step")
+        found.problem(
+            ("trainer", "checkpoint", "every_steps"),
+            f"checkpoints every {every} fall between publications every {loop.publish_every}: a resumed "
+            "run would explore with other weights than the uninterrupted one",
+            f"write a multiple of {loop.publish_every}",
+        )
+    _periods(spec, found)
+
+
+def _periods(spec: Spec, found: Findings) -> None:
+    """Periods that never come round; only those that a person chose, a default is nobody's mistake."""
+    checkpoint, evaluate = getattr(spec.trainer, "checkpoint", None), spec.loop.evaluate
+    periods: tuple[tuple[tuple[str, ...], int | None], ...] = (
+        (("trainer", "checkpoint", "every_steps"), getattr(checkpoint, "every_steps", None)),
+        (("loop", "evaluate", "every_steps"), evaluate.every_steps if evaluate is not None else None),
+    )
+    for path, every in periods:
+        chosen = written_at(found.draft.data, *path) is not None and not found.draft.is_saved
+        if chosen and every is not None and every > spec.loop.steps and found.sound("loop.steps"):
+            steps = counted(spec.loop.steps, "step")
+            found.warn(path, f"{every} is more than the {steps} of the run", f"write {spec.loop.steps} or less")
+
+
+def _batch(spec: Spec, read: ReadPolicy, found: Findings) -> None:
+    explorer = spec.explorer
+    at: PathParts = ("trainer", "read", "rows")
+    if read.min_rows > read.rows:
+        found.problem(
+            ("trainer", "read", "min_rows"), f"min_rows is {read.min_rows} and rows only {read.rows}", "lower min_rows"
+        )
+    if explorer is None:
+        found.skip(_BATCHES, found.unsound("explorer"))
+        return
+    if not _sound(found, "explorer.group_size", "explorer.tasks_per_step"):
+        return
+    size, rows = explorer.group_size, read.rows
+    if rows < size:
+        found.problem(
+            at, f"a group of {size} rows never fits a batch of {rows}", f"write {size} or more, or make groups smaller"
+        )
+    elif rows % size:
+        whole = rows // size * size
+        found.warn(
+            at,
+            f"groups have {size} rows, so a batch of at most {rows} holds {whole}",
+            f"write {whole} or {whole + size}",
+        )
+    made = size * explorer.tasks_per_step
+    if size <= rows and made < rows:
+        found.warn(
+            ("explorer", "tasks_per_step"),
+            f"one exploration makes {made} rows and a batch holds {rows}: every step starts with several explorations, "
+            "or trains smaller batches",
+            f"write {-(-rows // size)} for one exploration a batch",
+        )
+
+
+def _sound(found: Findings, *paths: str) -> bool:
+    """`Findings.sound`, noting what is not judged because of it."""
+    wrong = found.unsound(*paths)
+    found.skip(_BATCHES, wrong)
+    return not wrong
