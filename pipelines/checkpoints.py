@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from buffer_engine.atomic_folder import atomic_folder
 from buffer_engine.errors import BufferEngineError
 from trainers.base import Trainer
 
@@ -98,25 +99,16 @@ class CheckpointFolder:
         os.replace(folder, aside)
 
     def _write(self, trainer: Trainer, state: CheckpointState, final: Path) -> None:
-        partial = self._folder / f".partial-step-{state.step:06d}"
         try:
-            _remove(partial)
-            partial.mkdir(parents=True)
-            trainer.save_checkpoint(partial / "trainer")
-            files = {
-                str(path.relative_to(partial)): file_digest(path)
-                for path in sorted((partial / "trainer").rglob("*"))
-                if path.is_file()
-            }
-            with open(partial / STATE, "w", encoding="utf-8") as file:
-                json.dump(asdict(state) | {"files": files}, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            _remove(final)
-            os.replace(partial, final)
-            _sync_directory(self._folder)
+            with atomic_folder(final) as partial:
+                trainer.save_checkpoint(partial / "trainer")
+                files = {
+                    str(path.relative_to(partial)): file_digest(path)
+                    for path in sorted((partial / "trainer").rglob("*"))
+                    if path.is_file()
+                }
+                (partial / STATE).write_text(json.dumps(asdict(state) | {"files": files}, indent=2), encoding="utf-8")
         except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
             raise BufferEngineError(
                 f"the checkpoint of step {state.step} could not be written to {self._folder}: {error}. "
                 "Earlier checkpoints are untouched: free space, then `buffer-engine resume`."
@@ -137,11 +129,3 @@ def _remove(folder: Path) -> None:
     (folder / STATE).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def _sync_directory(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from buffer_engine.atomic_folder import atomic_folder
 from buffer_engine.errors import TrainingError
 from buffer_engine.extras import require
 from buffer_engine.identity import stable_digest
-from trainers.atomic_folder import atomic_folder
 from trainers.torch_model import TrainableModel
 from trainers.torch_optimizer import Optimizer
 

@@ -55,6 +55,16 @@ def die_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, call: int,
     monkeypatch.setattr(owner, name, dying)
 
 
+def run_until(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, file: Path, *overrides: str, call: int, after: bool = False
+) -> None:
+    """Run `file` until it dies at the `call`-th call of `owner.name`."""
+    with monkeypatch.context() as patch:
+        die_at(patch, owner, name, call=call, after=after)
+        with pytest.raises(Killed):
+            run(file, *overrides)
+
+
 def final_weights(store: Path) -> bytes:
     return (store / "weights" / "tiny" / "model.safetensors").read_bytes()
 
@@ -82,10 +92,7 @@ def test_final_weights_are_written_by_the_resumed_run_when_the_first_died_before
     tmp_path: Path, tiny_model: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "save_weights", call=1)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "save_weights", file, call=1)
     assert not (tmp_path / "store" / "weights").exists()
     resume(tmp_path / "store")
     assert final_weights(tmp_path / "store") == final_weights(calm)
@@ -97,10 +104,7 @@ def test_an_evaluation_and_its_numbers_are_stored_together(
     tmp_path: Path, tiny_model: Path, calm: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
-    with monkeypatch.context() as patch:
-        die_at(patch, loop, "evaluate", call=call, after=True)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, loop, "evaluate", file, call=call, after=True)
     resume(tmp_path / "store")
     name = "eval/heldout/solve_rate"
     assert metrics(tmp_path / "store", name) == metrics(calm, name)
@@ -111,10 +115,7 @@ def test_a_curation_pass_and_its_numbers_are_stored_together(
     tmp_path: Path, tiny_model: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
-    with monkeypatch.context() as patch:
-        die_at(patch, Curator, "curate_new", call=4, after=True)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, Curator, "curate_new", file, call=4, after=True)
     resume(tmp_path / "store")
     for name in ("explore/reward_mean", "curate/kept", "explore/ended"):
         assert metrics(tmp_path / "store", name) == metrics(calm, name)
@@ -125,15 +126,9 @@ def test_a_catalog_older_than_the_checkpoint_is_noticed_and_an_older_start_is_ta
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
     store = tmp_path / "store"
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=3)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=3)
     shutil.copytree(store, tmp_path / "older")
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=4)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=4)
     assert (store / "checkpoints" / "tiny" / "step-000003").exists()
     # The catalog and its rows go back to before step 3 was committed; the checkpoint of step 3 stays.
     for name in ("segments", "catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm"):
@@ -159,10 +154,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_result_is_the_same(
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
     store = tmp_path / "store"
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=5)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=5)
     damaged = max((store / "checkpoints" / "tiny" / "step-000003" / "trainer").glob("*.safetensors"))
     content = bytearray(damaged.read_bytes())
     content[-3] ^= 1
@@ -178,10 +170,7 @@ def test_a_torn_checkpoint_state_is_set_aside_too(
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
     store = tmp_path / "store"
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=5)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=5)
     state = store / "checkpoints" / "tiny" / "step-000003" / "state.json"
     state.write_text(state.read_text()[:20])
     resume(store)
@@ -191,10 +180,7 @@ def test_a_torn_checkpoint_state_is_set_aside_too(
 def test_another_model_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny_model(tmp_path / "model", seed=1)
     file = write_specification(tmp_path, model, steps=3)
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=2)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=2)
     make_tiny_model(model, seed=2)
     with pytest.raises(ConfigError, match="model policy"):
         resume(tmp_path / "store")
@@ -204,10 +190,7 @@ def test_other_tasks_in_the_same_file_are_refused(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=3)
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=2)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=2)
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(tasks.read_text().replace("say one", "say none"))
     with pytest.raises(ConfigError, match=r"tasks (train|heldout)"):
@@ -240,10 +223,7 @@ def test_skipped_steps_between_publications_do_not_change_a_resumed_run(
     limits = ("trainer.read.min_rows=16",)
     calm = run(specification("calm"), *limits)
     assert 0 < calm.outcome.skipped_steps < 8
-    with monkeypatch.context() as patch:
-        die_at(patch, Loop, "_train", call=6)
-        with pytest.raises(Killed):
-            run(specification("store"), *limits)
+    run_until(monkeypatch, Loop, "_train", specification("store"), *limits, call=6)
     resume(tmp_path / "store")
     with open_store(calm.folder) as one, open_store(tmp_path / "store") as other:
         assert manifest_rows(one.table("batch_rows")) == manifest_rows(other.table("batch_rows"))
@@ -254,10 +234,7 @@ def test_a_resumed_run_takes_a_changed_value_and_notes_it(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=4)
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=3)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=3)
     resume(tmp_path / "store", "trainer.optimizer.learning_rate=0.001")
     with connect_store(tmp_path / "store") as inspection:
         events = inspection.rows("SELECT detail FROM events WHERE kind = 'configuration_changed'")
@@ -282,10 +259,7 @@ def test_a_run_without_its_saved_specification_is_continued_from_the_same_file(
     tmp_path: Path, tiny_model: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_specification(tmp_path, tiny_model, steps=6)
-    with monkeypatch.context() as patch:
-        die_at(patch, TorchTrainer, "train_step", call=3)
-        with pytest.raises(Killed):
-            run(file)
+    run_until(monkeypatch, TorchTrainer, "train_step", file, call=3)
     (tmp_path / "store" / "specs" / "tiny.yaml").unlink()
     assert run(file).run_id == "tiny"
     assert final_weights(tmp_path / "store") == final_weights(calm)

@@ -19,7 +19,7 @@ import torch_samples
 from torch_samples import bytes_of, chosen, distributions, random_rows
 
 from buffer_engine.errors import TrainingError
-from trainers.atomic_folder import atomic_folder
+from buffer_engine.atomic_folder import atomic_folder
 from trainers.torch_trainer import TorchTrainer
 
 FULL: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def test_a_folder_whose_writing_fails_is_as_before(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from trainers.atomic_folder import atomic_folder
+from buffer_engine.atomic_folder import atomic_folder
 for round in range(10**9):
     with atomic_folder(Path(sys.argv[1])) as folder:
         for name in ("a", "b", "c"):
