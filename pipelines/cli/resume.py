@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.console import logs, results
+from pipelines.cli.console import logs, results, resumable
 from pipelines.cli.opening import require_store
 from pipelines.load import load_spec
 from pipelines.reporting import report_run
@@ -24,6 +24,8 @@ def resume(
     ] = None,
 ) -> None:
     """Continue an unfinished run from its newest checkpoint and its manifests, as if it had not been interrupted."""
-    report = resume_run(require_store(store), logs, run_id=run, overrides=tuple(set_values or ()))
+    folder = require_store(store)
+    with resumable(folder):
+        report = resume_run(folder, logs, run_id=run, overrides=tuple(set_values or ()))
     spec = load_spec(specification_path(store, report.run_id), overrides=(f"store.path={json.dumps(str(store))}",)).spec
     report_run(report, spec, results, logs)
