@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from pipelines.cli.rendering import print_view
 from pipelines.report import text_report, write_reward_plot
 from pipelines.runner import RunReport
 from pipelines.spec import Spec
@@ -30,7 +31,7 @@ def report_run(report: RunReport, spec: Spec, results: Console, logs: Console) -
     logs.print(
         f"run {report.run_id}: {', '.join(facts or ['nothing was left to do'])}", highlight=False, soft_wrap=True
     )
-    results.print(text_report(report.folder, report.run_id))
+    print_view(text_report(report.folder, report.run_id), to=results)
     if outcome.final_weights is not None:
         logs.print(f"weights: {outcome.final_weights}", highlight=False)
     if spec.report.plot is not None:

@@ -9,25 +9,43 @@ import pyarrow as pa
 
 from buffer_engine.errors import UsageError
 from buffer_engine.extras import require
+from explorers.models.weights_cache import PACKAGED, cached_folder, packaged_folder
+
+FILE = "tokenizer.json"
 
 
-def read_vocabulary(folder: Path) -> pa.Table:
-    """Columns token_id (int32) and text of every token of a tokenizer folder.
+def read_vocabulary(source: Path) -> pa.Table:
+    """Columns token_id (int32) and text of every token of a tokenizer; ids that it does not use are left out.
 
-    A token that is only part of a character decodes to the replacement character.
+    A token that is only part of a character decodes to the replacement character. The file is read without a model
+    library, whose import alone takes longer than everything else here.
+
+    Args:
+        source: folder that holds tokenizer.json, or the name of a packaged model.
 
     Raises:
-        UsageError: the folder holds no tokenizer.
-        MissingExtraError: transformers is not installed.
+        UsageError: there is no tokenizer.
+        MissingExtraError: the package tokenizers is not installed.
     """
-    transformers = require("transformers", "torch")
-    if not folder.is_dir():
-        raise UsageError(f"--tokenizer {folder}: no such folder; name a model folder with tokenizer.json")
+    tokenizers = require("tokenizers", "torch")
+    file = _folder(source) / FILE
+    if not file.is_file():
+        raise UsageError(
+            f"--tokenizer {source}: there is no {file}; name a model folder that holds {FILE}, or one of: "
+            + ", ".join(sorted(PACKAGED))
+        )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise UsageError(f"--tokenizer {folder}: no tokenizer can be loaded from it ({reason})") from error
-    size = len(tokenizer)
-    texts: list[str] = tokenizer.batch_decode([[token] for token in range(size)])
-    return pa.table({"token_id": pa.array(np.arange(size, dtype=np.int32)), "text": pa.array(texts, pa.string())})
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise UsageError(f"--tokenizer {source}: {file} is no tokenizer ({error})") from error
+    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()))
+    texts: list[str] = tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
+    return pa.table({"token_id": pa.array(np.array(ids, dtype=np.int32)), "text": pa.array(texts, pa.string())})
+
+
+def _folder(source: Path) -> Path:
+    name = str(source)
+    if source.is_dir() or name not in PACKAGED:
+        return source
+    made = cached_folder(name)
+    return made if (made / FILE).is_file() else packaged_folder(name)

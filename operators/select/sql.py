@@ -21,6 +21,9 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
+_LONGEST_DETAIL = 120
+
+
 def _condition(text: str) -> str:
     refuse_aggregates(text)
     _columns_of(text)
@@ -111,10 +114,10 @@ class Sql(Operator[SqlConfig]):
 
     def _rejected(self, frame: pl.DataFrame, mask: pl.Series) -> pl.DataFrame:
         rows = mask.arg_true().cast(pl.UInt32)
-        empty = [None] * len(rows)
+        detail = _shortened(f"not ({self.config.keep_where})")
         return pl.DataFrame(
             {"row": rows, "verdict": ["reject"] * len(rows), "reason": [self.config.reason] * len(rows),
-             "detail": empty, "ref_id": empty},
+             "detail": [detail] * len(rows), "ref_id": [None] * len(rows)},
             schema=VERDICT_SCHEMA,
         )  # fmt: skip
 
@@ -142,8 +145,13 @@ class Sql(Operator[SqlConfig]):
         )
         returned = found["returned"].fill_null(False)
         verdict = pl.when(pl.col("returned").is_null()).then(pl.lit("reject")).otherwise(pl.col("verdict"))
+        unnamed = pl.when(pl.col("returned").is_null()).then(pl.lit(_shortened(f"not in: {self.config.query}")))
         verdicts = (
-            found.with_columns(verdict=verdict, reason=pl.col("reason").fill_null(self.config.reason))
+            found.with_columns(
+                verdict=verdict,
+                reason=pl.col("reason").fill_null(self.config.reason),
+                detail=pl.coalesce(pl.col("detail"), unnamed),
+            )
             .filter(pl.col("verdict").is_not_null() & (pl.col("verdict") != "keep"))
             .select(pl.col(name).cast(dtype) for name, dtype in VERDICT_SCHEMA.items())
         )
@@ -151,6 +159,12 @@ class Sql(Operator[SqlConfig]):
             return Result(verdicts=verdicts)
         score = found.select((pl.col("score") + 0).cast(pl.Float64).alias(self.config.name)).to_series()
         return Result(verdicts=verdicts, scores={self.config.name: score}, scored=returned.alias("scored"))
+
+
+def _shortened(text: str) -> str:
+    """The condition or query on one line, as the detail of a rejection: of a length that a table of them can show."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_DETAIL else line[: _LONGEST_DETAIL - 1] + "…"
 
 
 def _run(frame: pl.DataFrame, query: str) -> pl.DataFrame:

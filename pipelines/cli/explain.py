@@ -12,9 +12,9 @@ from rich.text import Text
 
 from buffer_engine.errors import UsageError
 from buffer_engine.inspect import Inspection
-from pipelines.cli.console import results
 from pipelines.cli.opening import inspect_store
-from pipelines.cli.rendering import cell_text, result_table
+from pipelines.cli.rendering import cell_text, print_view, records_table
+from pipelines.cli.short_ids import short_ids
 from pipelines.cli.show import resolve_id
 
 
@@ -31,12 +31,12 @@ def explain(
         raise UsageError("explain either --batch STEP or --row ID")
     with inspect_store(store) as inspection:
         if batch is not None:
-            results.print(batch_view(inspection, step=batch, run_id=run))
+            print_view(batch_view(inspection, step=batch, run_id=run))
         elif row is not None:
             kind, found = resolve_id(inspection, row)
             if kind != "experience":
                 raise UsageError(f"{found} is a group: name one of its rows (show lists them)")
-            results.print(life_view(inspection, found))
+            print_view(life_view(inspection, found))
 
 
 def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> RenderableType:
@@ -57,9 +57,9 @@ def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> Rend
         "run, step": f"{batch['run_id']}, {step}",
         "algorithm": batch["algorithm"],
         "rows": f"{batch['rows']} in {batch['groups']} groups, {batch['trained_tokens']} trained tokens",
-        "reward used": f"mean {cell_text(batch['reward_mean'])}",
-        "advantage": f"{cell_text(batch['advantage_min'])} … {cell_text(batch['advantage_max'])}, "
-        f"mean {cell_text(batch['advantage_mean'])}",
+        "reward used": f"mean {_number(batch['reward_mean'])}",
+        "advantage": f"{_number(batch['advantage_min'])} … {_number(batch['advantage_max'])}, "
+        f"mean {_number(batch['advantage_mean'])}",
         "weights before": cell_text(batch["model_version"]),
         "weights after": made,
         "staleness": f"at most {cell_text(batch['staleness_max'])}",
@@ -80,7 +80,7 @@ def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> Rend
         key,
     )
     passed = inspection.rows(
-        "SELECT runs.pass_id, runs.position, runs.operator, runs.type, rows_in, kept, rejected, held, masked, scored, "
+        "SELECT runs.pass_id, runs.operator, rows_in, kept, rejected, held, masked, scored, "
         "nulls, errors, fingerprint FROM operator_runs AS runs "
         "WHERE pass_id IN (SELECT decisions.pass_id FROM decisions JOIN batch_rows USING (experience_id) "
         "  WHERE batch_id = $1 AND verdict = 'keep') ORDER BY runs.pass_id, runs.position",
@@ -92,14 +92,86 @@ def batch_view(inspection: Inspection, *, step: int, run_id: str | None) -> Rend
         "  WHERE batch_id = $1 AND verdict = 'keep') GROUP BY ALL ORDER BY pass_id, rows DESC, operator, reason",
         key,
     )
+    within, passed, drops = _passes(passed, drops)
     changed = sum(1 for row in rows if _differs(row["reward_used"], row["reward_now"]))
-    parts: list[RenderableType] = [_facts(facts), *_table("rows", rows)]
+    shown, common = _batch_rows(inspection, rows)
+    parts: list[RenderableType] = [_facts(facts), *_table(f"rows{common}", shown)]
     if changed:
         parts.append(
             Text(f"{changed} of {len(rows)} rows scored anew since: the reward of now differs", style="yellow")
         )
-    parts += [*_table("operators that the rows passed", passed), *_table("rejected in the same passes", drops)]
+    parts += [
+        *_table(f"operators that the rows passed{within}", _without_zeros(passed)),
+        *_table(f"rejected in the same passes{within}", drops),
+    ]
     return Group(*parts)
+
+
+def _batch_rows(inspection: Inspection, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """The batch's rows, one line each, and what all of them share, which needs no column."""
+    short = short_ids(inspection, [row[name] for row in rows for name in ("experience_id", "group_id")])
+    shared = [
+        name for name in ("weight", "kind", "staleness") if len(rows) > 1 and len({row[name] for row in rows}) == 1
+    ]
+    shown: list[dict[str, Any]] = []
+    for row in rows:
+        versions = json.loads(row["score_versions"])
+        # Nearly every component is used as it was first scored; only what was scored anew is worth a place.
+        anew = ", ".join(f"{name} v{version}" for name, version in sorted(versions.items()) if version != 1)
+        shown.append(
+            {
+                "row": row["position"],
+                "experience": short[row["experience_id"]],
+                "group": short.get(row["group_id"], row["group_id"]),
+                "reward_used": _unrounded(row["reward_used"]),
+                "reward_now": _unrounded(row["reward_now"]),
+                "advantage": _unrounded(row["advantage"]),
+                **{name: row[name] for name in ("weight", "kind", "staleness") if name not in shared},
+                "scored_anew": anew,
+            }
+        )
+    if not any(row["scored_anew"] for row in shown):
+        shown = [{name: value for name, value in row.items() if name != "scored_anew"} for row in shown]
+        shared_text = ["score versions 1"]
+    else:
+        shared_text = ["score versions 1 unless named"]
+    shared_text += [f"{name} {cell_text(rows[0][name])}" for name in shared]
+    return shown, f" (all: {', '.join(shared_text)})" if rows else ""
+
+
+def _passes(*tables: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The tables with their pass as a column, or said once when it is one pass; passes count from 0, batches from 1."""
+    names = sorted({row["pass_id"] for rows in tables for row in rows})
+    alone = len(names) == 1
+    first, second = (
+        [
+            {**({} if alone else {"pass": f"pass {row['pass_id']}"}),
+             **{name: value for name, value in row.items() if name != "pass_id"}}
+            for row in rows
+        ]
+        for rows in tables
+    )  # fmt: skip
+    return f" (pass {names[0]})" if alone else "", first, second
+
+
+def _without_zeros(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the counts that are 0 everywhere, and with fingerprints that fit."""
+    counts = ("held", "masked", "scored", "nulls", "errors")
+    empty = {name for name in counts if not any(row[name] for row in rows)}
+    return [
+        {name: f"{value[:8]}…" if name == "fingerprint" and len(value) > 9 else value for name, value in row.items()
+         if name not in empty}
+        for row in rows
+    ]  # fmt: skip
+
+
+def _unrounded(value: float | None) -> float | None:
+    """The value, or 0 for what rounding leaves of a sum that is 0."""
+    return 0.0 if value is not None and abs(value) < 1e-9 else value
+
+
+def _number(value: float | None) -> str:
+    return cell_text(_unrounded(value))
 
 
 def life_view(inspection: Inspection, experience_id: str) -> RenderableType:
@@ -207,7 +279,4 @@ def _table(title: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
     heading = Text(f"{title}" + ("" if rows else ": none"), style="bold")
     if not rows:
         return [heading]
-    columns = list(rows[0])
-    cells = [[cell_text(row[column]) for column in columns] for row in rows]
-    right = [isinstance(rows[0][column], int | float) for column in columns]
-    return [heading, result_table(columns, cells, right), Text()]
+    return [heading, records_table(rows), Text()]

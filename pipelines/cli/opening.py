@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from buffer_engine.errors import UsageError
 from buffer_engine.inspect import Inspection, connect_store
 from buffer_engine.store.layout import CATALOG
+
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="model folder, or a packaged model (smollm2-135m), that gives tokens their text"),
+]
+"""The option that gives `tokens.token_text` its texts."""
 
 
 def require_store(folder: Path) -> Path:
@@ -28,11 +37,12 @@ def inspect_store(folder: Path, *, tokenizer: Path | None = None, until: int | N
     """SQL over a store.
 
     Args:
-        tokenizer: folder of a tokenizer that gives `tokens.token_text`; None: no texts.
+        tokenizer: folder with tokenizer.json, or name of a packaged model, that gives `tokens.token_text`; None: no
+            texts.
 
     Raises:
-        UsageError: the folder holds no store.
-        MissingExtraError: a tokenizer is named and transformers is not installed.
+        UsageError: the folder holds no store, or `tokenizer` is no tokenizer.
+        MissingExtraError: a tokenizer is named and the package tokenizers is not installed.
     """
     store = require_store(folder)
     if tokenizer is None:

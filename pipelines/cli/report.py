@@ -9,8 +9,9 @@ import typer
 
 from buffer_engine.errors import UsageError
 from buffer_engine.inspect import connect_store
-from pipelines.cli.console import logs, results
+from pipelines.cli.console import logs
 from pipelines.cli.opening import require_store
+from pipelines.cli.rendering import print_view
 from pipelines.report import text_report, write_reward_plot
 
 
@@ -22,7 +23,7 @@ def report(
     """Print solve rate before and after, format and skill gain, the funnel and speeds of a run, finished or not."""
     folder = require_store(store)
     chosen = run or _only_run(folder)
-    results.print(text_report(folder, chosen))
+    print_view(text_report(folder, chosen))
     if plot is not None:
         write_reward_plot(folder, chosen, plot)
         logs.print(f"plot: {plot}", highlight=False)

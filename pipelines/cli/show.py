@@ -12,9 +12,10 @@ from rich.text import Text
 
 from buffer_engine.errors import UsageError
 from buffer_engine.inspect import Inspection
-from pipelines.cli.console import logs, results
-from pipelines.cli.opening import inspect_store
-from pipelines.cli.rendering import cell_text, result_table
+from pipelines.cli.console import logs
+from pipelines.cli.opening import Tokenizer, inspect_store
+from pipelines.cli.rendering import cell_text, print_view, records_table
+from pipelines.cli.short_ids import short_ids
 
 CANDIDATES = 10
 ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -24,17 +25,17 @@ def show(
     store: Annotated[Path, typer.Argument(help="folder of the store")],
     name: Annotated[str, typer.Argument(metavar="ID", help="an experience or a group; its first letters are enough")],
     tokens: Annotated[bool, typer.Option("--tokens", help="also the tokens, coloured by log-probability")] = False,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="folder that gives tokens their text")] = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Print the dialogue, scores, decisions and batches of one experience, or the siblings of one group."""
     with inspect_store(store, tokenizer=tokenizer) as inspection:
         kind, found = resolve_id(inspection, name)
         if kind == "group":
-            results.print(group_view(inspection, found))
+            print_view(group_view(inspection, found))
         else:
-            results.print(experience_view(inspection, found, tokens=tokens or tokenizer is not None))
+            print_view(experience_view(inspection, found, tokens=tokens or tokenizer is not None))
             if tokens and tokenizer is None:
-                logs.print("token ids only: --tokenizer FOLDER shows their text", style="dim")
+                logs.print("token ids only: --tokenizer FOLDER (or smollm2-135m) shows their text", style="dim")
 
 
 def resolve_id(inspection: Inspection, prefix: str) -> tuple[str, str]:
@@ -85,8 +86,8 @@ def experience_view(inspection: Inspection, experience_id: str, *, tokens: bool 
         {
             "scores": "SELECT name, version, value, weight, is_current, source, author, scored_at, comment FROM scores "
             "WHERE experience_id = $1 ORDER BY name, version",
-            "decisions": "SELECT verdict, operator, position, reason, detail, ref_id, pass_id, decided_at "
-            "FROM decisions WHERE experience_id = $1 ORDER BY row_order",
+            "decisions": "SELECT verdict, operator, position, reason, detail, ref_id, 'pass ' || pass_id AS pass, "
+            "decided_at FROM decisions WHERE experience_id = $1 ORDER BY row_order",
             "batches": "SELECT batches.step, batches.batch_id, status, rows.reward, rows.advantage, rows.weight, "
             "rows.kind, batches.model_version FROM batch_rows AS rows JOIN batches USING (batch_id) "
             "WHERE experience_id = $1 ORDER BY batches.step",
@@ -116,9 +117,23 @@ def group_view(inspection: Inspection, group_id: str) -> RenderableType:
     )
     parts: list[RenderableType] = [title, numbers, Text()]
     parts.append(Panel(Text(rows[0]["prompt"]), title="prompt", title_align="left", border_style="cyan"))
-    columns = ("sample_index", "experience_id", "fate", "reward", "token_count", "stop_reason", "rejected_by", "reason")
-    cells = [[cell_text(row[column]) for column in columns] for row in rows]
-    parts.append(result_table(columns, cells, [column in ("reward", "token_count") for column in columns]))
+    short = short_ids(inspection, [row["experience_id"] for row in rows])
+    siblings = [
+        {
+            "sample": row["sample_index"],
+            "experience": short[row["experience_id"]],
+            "fate": row["fate"],
+            "reward": row["reward"],
+            "tokens": row["token_count"],
+            "stop": row["stop_reason"],
+            "rejected by": "" if row["rejected_by"] is None else f"{row['rejected_by']}: {row['reason']}",
+        }
+        for row in rows
+    ]
+    if not any(sibling["rejected by"] for sibling in siblings):
+        for sibling in siblings:
+            del sibling["rejected by"]
+    parts.append(records_table(siblings))
     for row in rows:
         heading = Text(
             f"{row['sample_index']} · {row['experience_id']} · {row['fate']} · reward {cell_text(row['reward'])}"
@@ -162,9 +177,7 @@ def _tables(inspection: Inspection, key: list[str], questions: dict[str, str]) -
         parts.append(Text(f"\n{title}" + ("" if found else ": none"), style="bold"))
         if found:
             columns = [column for column in found[0] if any(row[column] is not None for row in found)]
-            cells = [[cell_text(row[column]) for column in columns] for row in found]
-            right = [isinstance(found[0][column], int | float) for column in columns]
-            parts.append(result_table(columns, cells, right))
+            parts.append(records_table([{column: row[column] for column in columns} for row in found]))
     return parts
 
 

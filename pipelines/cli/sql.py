@@ -18,7 +18,7 @@ from buffer_engine.errors import UsageError, did_you_mean
 from buffer_engine.inspect import Inspection, QueryError, named_queries, views
 from buffer_engine.inspect.connect import query_text
 from pipelines.cli.console import logs, print_text, results
-from pipelines.cli.opening import inspect_store
+from pipelines.cli.opening import Tokenizer, inspect_store
 from pipelines.cli.rendering import plain_value, render_result
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -40,7 +40,7 @@ def sql(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="show long values whole")] = False,
     until: Annotated[int | None, typer.Option("--until", min=0, help="as of this version of the store")] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="folder that gives tokens their text")] = None,
+    tokenizer: Tokenizer = None,
 ) -> None:
     """Ask SQL of a store. Reads one consistent version and disturbs no writer; nothing can be changed.
 
@@ -57,7 +57,10 @@ def sql(
         raise UsageError("Parquet is not for a terminal: add --output FILE, or send it into a pipe")
     with inspect_store(store, tokenizer=tokenizer, until=until) as inspection:
         if kind == "table":
-            _print_table(inspection.query(text), output=output, rows=rows, full=full)
+            answer = inspection.query(text)
+            _print_table(answer, output=output, rows=rows, full=full)
+            if tokenizer is None and answer.num_rows and "token_text" in answer.column_names:
+                logs.print("token_text is null without --tokenizer FOLDER (or smollm2-135m)", style="dim", markup=False)
         else:
             _write(inspection, text, kind, output)
 

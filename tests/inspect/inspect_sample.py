@@ -250,8 +250,16 @@ METRIC_ROWS = [
     metric(0, "eval/heldout/right_when_parsable", 0.5),
     metric(1, "explore/reward_mean", 0.875),
     metric(1, "explore/reward_std", 0.25),
-    metric(1, "explore/tokens_per_second", 100.0),
+    metric(1, "explore/tokens", 300.0),
+    metric(1, "explore/seconds", 1.0),
+    metric(2, "explore/tokens", 100.0),
+    metric(2, "explore/seconds", 3.0),
+    metric(1, "train/trained_tokens", 30.0),
+    metric(1, "train/seconds", 2.0),
     metric(1, "train/tokens_per_second", 50.0),
+    metric(2, "train/trained_tokens", 10.0),
+    metric(2, "train/seconds", 8.0),
+    metric(2, "train/tokens_per_second", 10.0),
     metric(1, "train/loss", 0.5),
     metric(1, "train/grad_norm", None),
     metric(2, "explore/reward_mean", 1.5),
@@ -261,7 +269,9 @@ METRIC_ROWS = [
     metric(2, "eval/heldout/right_when_parsable", 0.75),
     metric(2, "eval/heldout/solve_rate", 0.75),
 ]
-"""The solve rate of step 2 was recorded twice in the same moment: the later record counts."""
+"""Sampled: 400 tokens in 4 s, 300 and 33 by step; trained: 40 in 10 s; computed: 50·2 + 10·8 = 180 in 10 s.
+
+The solve rate of step 2 was recorded twice in the same moment: the later record counts."""
 
 EVENT_ROWS = [
     {

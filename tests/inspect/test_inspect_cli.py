@@ -15,13 +15,18 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from inspect_sample import ROWS
 
+from buffer_engine.inspect import connect
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.local import open_store
+from pipelines.cli.console import results
 from pipelines.cli.main import run_command
 from pipelines.cli.rendering import cell_text, plain_value, render_result
+from pipelines.cli.short_ids import short_ids
+from pipelines.cli.store import folder_sizes
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -217,7 +222,9 @@ def test_explain_says_what_a_step_was_made_of(run: Run, folder: Path) -> None:
     assert lines["weights before"].split()[-1] == "0"
     assert lines["weights after"].split()[-1] == "1"
     assert lines["configuration"].split()[-1] == "conf"
-    assert '{"answer": 1, "style": 1}' in out
+    assert "rows (all: score versions 1, weight 1, kind rollout, staleness 0)" in out
+    assert "advantage                      -0.5 … 0.5, mean 0\n" in out
+    assert "operators that the rows passed (pass p1)" in out
     # a0 was used with 1.25; ann's later score makes it 1.5 now.
     [row] = [line.split() for line in out.splitlines() if " a0 " in line]
     assert row[3:6] == ["1.25", "1.5", "0.5"]
@@ -251,6 +258,129 @@ def test_explain_without_an_answer_says_why(run: Run, folder: Path, arguments: t
     assert (code, said in err) == (2, True)
 
 
+def big_store(folder: Path) -> str:
+    """One group of forty siblings with ids as long as real ones, trained in one batch; returns the group's id."""
+    group = "g" + "0123456789abcdef" + "a" * 8
+    ids = [f"x{place:02d}" + "5" * 22 for place in range(40)]
+    rows = [
+        {**ROWS["rollouts"][0], "experience_id": each, "group_id": group, "group_size": 40, "sample_index": place}
+        for place, each in enumerate(ids)
+    ]
+    verdicts = [{**ROWS["decisions"][1], "experience_id": each, "pass_id": "r1/0"} for each in ids]
+    used = [
+        {**ROWS["batch_rows"][0], "batch_id": "r1/1", "position": place, "experience_id": each, "group_id": group,
+         "advantage": 1e-17, "score_versions_json": '{"answer": 1, "style": 2}' if place == 3 else '{"answer": 1}'}
+        for place, each in enumerate(ids)
+    ]  # fmt: skip
+    with open_store(folder, durability="process") as store:
+        for name, found in (("tasks", ROWS["tasks"]), ("rollouts", rows), ("decisions", verdicts)):
+            store.append(name, arrow(name, found))
+        reservation = store.reserve(ReadPolicy(rows=40), run_id="r1", batch_id="r1/1", model_version=0)
+        assert reservation is not None
+        manifest = {**ROWS["batches"][0], "batch_id": "r1/1", "rows": 40}
+        store.prepare_batch(reservation, step=1, batch=arrow("batches", [manifest]), rows=arrow("batch_rows", used))
+        store.commit_batch("r1/1", step=1, model=arrow("models", [ROWS["models"][1]]))
+    return group
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_batch_of_forty_rows_takes_one_line_a_row(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    group = big_store(tmp_path / "s")
+    monkeypatch.setattr(results, "_force_terminal", True)
+    monkeypatch.setattr(results, "_width", width)
+    code, out, _ = run("explain", tmp_path / "s", "--batch", "1")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines() if " x" in line]
+    assert [line[0] for line in lines] == [str(place) for place in range(40)]
+    # Six letters name each row and the group; an advantage of 1e-17 is 0; only a later score version is told.
+    assert lines[3] == ["3", "x03555", group[:6], "1.25", "null", "0", "style", "v2"]
+    assert lines[4] == ["4", "x04555", group[:6], "1.25", "null", "0"]
+    assert run("show", tmp_path / "s", "x03555")[0] == 0
+    code, out, _ = run("show", tmp_path / "s", group)
+    rows = [line.split() for line in out.splitlines() if " x" in line and "·" not in line]
+    assert [row[:3] for row in rows] == [[str(place), f"x{place:02d}555", "trained"] for place in range(40)]
+    assert "sample   experience   fate" in out
+
+
+def test_short_ids_grow_until_no_other_id_begins_alike() -> None:
+    # b0 and its namesake differ at the eighth letter only.
+    names = {"b0": "xaaaaaaa1", "b1": "xaaaaaaa2"}
+    rows = [{**row, "experience_id": names.get(row["experience_id"], row["experience_id"])} for row in ROWS["rollouts"]]
+    with connect({"rollouts": arrow("rollouts", rows)}) as inspection:
+        assert short_ids(inspection, ["xaaaaaaa1", "a0", None]) == {"xaaaaaaa1": "xaaaaaaa1", "a0": "a0"}
+
+
+def test_a_piped_table_folds_nothing_however_wide() -> None:
+    table = pa.table({name: ["arithmetic-grpo-" + name * 30] for name in "abcdefghij"})
+    text, remarks = render_result(table, width=None, most_rows=None, longest_cell=None)
+    assert len(text.splitlines()) == 3
+    assert all("arithmetic-grpo-" + name * 30 in text for name in "abcdefghij")
+    assert remarks == ["1 row"]
+
+
+def test_a_table_that_just_fits_folds_nothing_and_one_that_does_not_says_so() -> None:
+    # Widths 20 and 20 and the gap of 3: 43.
+    table = pa.table({"a": ["word " * 3 + "wwwww"], "b": ["x" * 20]})
+    text, remarks = render_result(table, width=43, most_rows=None, longest_cell=None)
+    assert (len(text.splitlines()), remarks) == (3, ["1 row"])
+    text, remarks = render_result(table, width=42, most_rows=None, longest_cell=None)
+    # The text gives way, the id stays whole.
+    assert (len(text.splitlines()), "x" * 20 in text) == (4, True)
+    assert "| less -S" in remarks[1]
+
+
+def test_headers_and_numbers_are_never_broken() -> None:
+    table = pa.table({"explore_tokens_per_second": [1.5], "text": ["word " * 30]})
+    text, _ = render_result(table, width=60, most_rows=None, longest_cell=None)
+    assert "explore_tokens_per_second" in text.splitlines()[0]
+
+
+def test_tokens_get_their_texts_from_a_tokenizer_file_alone(run: Run, folder: Path, tmp_path: Path) -> None:
+    vocabulary = {f"<{number}>": number for number in range(20)} | {"two": 10}
+    del vocabulary["<10>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    query = "SELECT token_id, token_text FROM tokens WHERE experience_id = 'a0' ORDER BY position"
+    code, out, err = run("sql", folder, query, "--tokenizer", tmp_path, "--format", "csv")
+    assert (code, out.splitlines()[1:]) == (0, ["1,<1>", "2,<2>", "10,two", "3,<3>"])
+    assert "token_text is null without --tokenizer" in run("sql", folder, query)[2]
+    code, _, err = run("sql", folder, query, "--tokenizer", tmp_path / "none")
+    assert (code, "or one of: smollm2-135m" in err) == (2, True)
+    (tmp_path / "tokenizer.json").write_text("{")
+    code, _, err = run("sql", folder, query, "--tokenizer", tmp_path)
+    assert (code, "is no tokenizer" in err) == (2, True)
+
+
+def test_texts_of_tokens_need_no_model_library(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    code = (
+        "import sys, pathlib; from pipelines.vocabulary import read_vocabulary\n"
+        "print(read_vocabulary(pathlib.Path(sys.argv[1])).to_pylist())\n"
+        "print([name for name in ('transformers', 'torch') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[{'token_id': 0, 'text': 'a'}, {'token_id': 1, 'text': 'b'}]\n[]\n"
+
+
+def test_info_tells_what_takes_room_in_the_folder(run: Run, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "weights" / "r1").mkdir(parents=True)
+    (copy / "weights" / "r1" / "a").write_bytes(b"x" * 1234)
+    (copy / "weights" / "b").write_bytes(b"x" * 6)
+    (copy / "reward.png").write_bytes(b"x" * 77)
+    code, out, _ = run("store", "info", copy)
+    sizes = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
+    assert code == 0
+    assert (sizes["weights"], sizes["checkpoints"], sizes["other files"]) == (["2", "1,240"], ["0", "0"], ["1", "77"])
+    total = sum(file.stat().st_size for file in copy.rglob("*") if file.is_file())
+    assert sum(size for *_, size in folder_sizes(copy)) == total
+    assert "train rollouts 7: kept 4, rejected 2, held 1, failed 1, trained 3" in out
+
+
 def test_info_counts_rows(run: Run, folder: Path) -> None:
     code, out, _ = run("store", "info", folder)
     assert code == 0
@@ -262,8 +392,8 @@ def test_info_counts_rows(run: Run, folder: Path) -> None:
 def test_verify_says_what_was_checked_when_all_is_sound(run: Run, folder: Path) -> None:
     code, out, _ = run("store", "verify", folder)
     assert code == 0
-    # Eight rollouts with their rows beside: 4 + 8 + 22 + 8 + 8 + 2 + 3 + 3 + 16 + 1 rows in ten tables.
-    assert "sound. 75 rows read and checked" in out
+    # Eight rollouts with their rows beside: 4 + 8 + 22 + 8 + 8 + 2 + 3 + 3 + 24 + 1 rows in ten tables.
+    assert "sound. 83 rows read and checked" in out
     assert "14 books balance" in out
 
 

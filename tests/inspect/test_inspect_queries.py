@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from inspect_sample import (
+    DECISION_ROWS,
     ROLLOUT_ROWS,
     SCORE_ROWS,
     STATE_ROWS,
+    TASK_ROWS,
+    decision,
     rollout,
     sample_tables,
     score,
@@ -20,7 +23,7 @@ from buffer_engine.inspect import Inspection, QueryError, connect, named_queries
 from buffer_engine.inspect.library import parse_sql
 
 ANSWERS: dict[str, list[tuple[Any, ...]]] = {
-    "dead_groups": [("r1", "g2", 0, 2, 1.0, "all solved", "trained", "t2")],
+    "dead_groups": [("r1", "g2", 0, 2, None, None, None, True, 1.0, "all solved", "trained", "t2")],
     "why_rejected": [
         ("r1", "exact_dedup", "duplicate", 1, 0.5, "b1", "same response"),
         ("r1", "intake", "error:timeout", 1, 0.5, "c0", "timeout: 5 s"),
@@ -54,9 +57,10 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         ("r1", "train", 1, 2, 0.5, None, 1.0, None),
     ],
     "throughput": [
-        ("r1", 0, None, None, None, None, None, None),
-        ("r1", 1, 4, 8, 100.0, 2, 4, 50.0),
-        ("r1", 2, 3, 6, None, 1, 2, None),
+        ("r1", 1, 4, 300, 1.0, 300.0, 2, 30, 100, 2.0, 15.0, 50.0),
+        ("r1", 2, 3, 100, 3.0, 100 / 3, 1, 10, 80, 8.0, 1.25, 10.0),
+        # All tokens over all seconds, not the mean of the lines above.
+        ("r1", None, 7, 400, 4.0, 100.0, 3, 40, 180, 10.0, 4.0, 18.0),
     ],
     "errors": [
         ("r1", "rollout", "timeout", 1, "c0", "timeout: 5 s"),
@@ -102,23 +106,42 @@ def test_rows_paid_like_solved_ones_without_being_solved_are_suspects() -> None:
     assert (row["experience_id"], row["reward"], row["why"]) == ("a1", 1.5, "unsolved but paid like solved")
 
 
-def test_one_reply_that_earns_on_three_tasks_is_suspected_and_so_is_a_paid_row_that_was_cut_off() -> None:
-    rollouts = [
-        *ROLLOUT_ROWS,
+def suspects(rollouts: list[dict[str, Any]], scores: list[dict[str, Any]], **other: Any) -> dict[str, str]:
+    states = [state(row["experience_id"], 8 + place, "new") for place, row in enumerate(rollouts)]
+    given = {"rollouts": [*ROLLOUT_ROWS, *rollouts], "scores": [*SCORE_ROWS, *scores], **other}
+    with connect(sample_tables(rollout_state=[*STATE_ROWS, *states], **given)) as inspection:
+        return {row["experience_id"]: row["why"] for row in inspection.named("reward_hacking_suspects").to_pylist()}
+
+
+def test_a_right_answer_is_no_suspect_for_being_cut_off_or_right_elsewhere_too() -> None:
+    # "2" is right for t1 (a0, d0), t2 and t3, whose gold answers are all "2"; f1 was cut off besides.
+    rows = [
         rollout("f0", "g5", "t2", 1, "2", [(10, -0.5)]),
         rollout("f1", "g6", "t3", 1, "2", [(10, -0.5)], truncated=True),
     ]
-    scores = [*SCORE_ROWS, score("f0", "style", 1.0), score("f1", "style", 1.0)]
-    states = [*STATE_ROWS, state("f0", 8, "new"), state("f1", 9, "new")]
-    with connect(sample_tables(rollouts=rollouts, scores=scores, rollout_state=states)) as inspection:
-        found = {row["experience_id"]: row["why"] for row in inspection.named("reward_hacking_suspects").to_pylist()}
-    # "2" answers t1 (a0, d0), t2 (f0) and t3 (f1); f1 was cut off besides.
-    assert found == {
-        "a0": "same reply to 3 tasks",
-        "d0": "same reply to 3 tasks",
-        "f0": "same reply to 3 tasks",
-        "f1": "cut off; same reply to 3 tasks",
-    }
+    assert suspects(rows, [score("f0", "answer", 1.0), score("f1", "answer", 1.0)]) == {}
+
+
+def test_one_reply_that_counts_as_right_for_three_different_gold_answers_is_suspected() -> None:
+    rows = [rollout("f0", "g5", "t2", 1, "2", [(10, -0.5)]), rollout("f1", "g6", "t3", 1, "2", [(10, -0.5)])]
+    golds = {"t1": '{"gold": "2"}', "t2": '{"answer": "4"}', "t3": '{"gold": "6"}'}
+    tasks = [{**row, "info_json": golds.get(row["task_id"], "{}")} for row in TASK_ROWS]
+    found = suspects(rows, [score("f0", "answer", 1.0), score("f1", "answer", 1.0)], tasks=tasks)
+    assert found == dict.fromkeys(("a0", "d0", "f0", "f1"), "same reply right for 3 gold answers")
+
+
+def test_one_unsolved_reply_is_suspected_where_it_earns_more_than_failing_usually_does() -> None:
+    rows = [rollout(f"f{place}", f"g{place + 5}", f"t{place + 1}", 1, "zzz", [(9, -0.5)]) for place in range(3)]
+    wrong = [score(row["experience_id"], "answer", 0.0) for row in rows]
+    # Solved rows earn 1.2 on average, so more than 0.6 is well paid: style 1.5 pays 0.75, style 0.5 pays 0.25.
+    well = [*wrong, *(score(row["experience_id"], "style", 1.5) for row in rows)]
+    cheap = [score(f"q{place}", "answer", 0.0) for place in range(4)]
+    extra = [rollout(f"q{place}", f"h{place}", "t1", 1, f"w{place}", [(9, -0.5)]) for place in range(4)]
+    assert suspects([*rows, *extra], [*well, *cheap]) == dict.fromkeys(
+        ("f0", "f1", "f2"), "same unsolved reply well paid on 3 tasks"
+    )
+    little = [*wrong, *(score(row["experience_id"], "style", 0.5) for row in rows)]
+    assert suspects([*rows, *extra], [*little, *cheap]) == {}
 
 
 @pytest.mark.parametrize(
@@ -142,6 +165,45 @@ def test_dead_groups_tell_unsolved_from_solved() -> None:
     with connect(sample_tables(scores=scores)) as inspection:
         found = {row["group_id"]: row["kind"] for row in inspection.named("dead_groups").to_pylist()}
     assert found == {"g1": "none solved", "g2": "all solved"}
+
+
+def test_dead_groups_name_the_filter_and_what_it_saw_even_where_total_rewards_differ() -> None:
+    # g1's rewards 1.5 and 0.5 differ: the filter judged another column. g4's only member has no spread to tell.
+    decisions = [
+        *DECISION_ROWS,
+        *(
+            decision(row, "reject", "flat", 3, "low_std", "p3", detail="std 0.125 of 2 rows, min_std 0.2")
+            for row in ("a0", "a1")
+        ),
+        decision("d0", "reject", "flat", 3, "singleton", "p3", detail="the only member with style"),
+        decision("b1", "reject", "other", 4, "duplicate", "p3"),
+    ]
+    with connect(sample_tables(decisions=decisions)) as inspection:
+        found = inspection.named("dead_groups").to_pylist()
+    assert [
+        (row["group_id"], row["rejected_by"], row["reason"], row["spread"], row["reward_equal"]) for row in found
+    ] == [
+        ("g1", "flat", "low_std", 0.125, False),
+        ("g2", None, None, None, True),
+        ("g4", "flat", "singleton", None, False),
+    ]
+
+
+def test_kept_rows_of_a_run_without_a_trainer_wait_for_nothing() -> None:
+    nothing: dict[str, list[dict[str, Any]]] = {name: [] for name in ("batches", "batch_rows", "models", "batch_state")}
+    states = [{**row, "uses": 0, "reserved_by": None, "trained_step": None} for row in STATE_ROWS]
+    with connect(sample_tables(rollout_state=states, **nothing)) as inspection:
+        assert inspection.named("waiting_rows").num_rows == 0
+        fates = inspection.rows("SELECT DISTINCT fate FROM experiences WHERE status = 'kept'")
+        books = inspection.rows("SELECT * FROM conservation WHERE check_name LIKE 'kept%'")
+        [run] = inspection.rows("FROM runs")
+        groups = inspection.rows("SELECT DISTINCT status FROM groups WHERE group_id IN ('g1', 'g2')")
+    assert fates == [{"fate": "kept"}]
+    assert groups == [{"status": "kept"}]
+    assert [(book["check_name"], book["expected"], book["found"], book["detail"]) for book in books] == [
+        ("kept without a trainer = not trained", 4, 4, "kept 4: the run has no trainer; trained 0, reserved 0")
+    ]
+    assert (run["has_trainer"], run["explored_rounds"], run["curation_passes"]) == (False, 2, 2)
 
 
 def test_an_unknown_query_name_lists_the_known(sample: Inspection) -> None:

@@ -278,6 +278,8 @@ def test_the_books_of_a_sound_run_balance(sample: Inspection) -> None:
     assert ("uses = rows of committed batches", "train", 3, 3, True) in rows
     assert ("rows in = kept + rejected + held", "exact_dedup", 6, 6, True) in rows
     assert ("rejected + held = decisions", "people", 1, 1, True) in rows
+    # Held-out rows never train: they are not waiting to.
+    assert ("held-out kept = not trained", "eval", 1, 1, True) in rows
     assert all(balanced for *_, balanced in rows)
     assert len(rows) == 3 * 2 + 2 * 4
 

@@ -272,6 +272,20 @@ def test_sql_keeps_what_a_condition_keeps():
     }
 
 
+def test_a_row_that_sql_rejects_says_which_condition_it_failed():
+    rows = frame({"token_count": [1, 5]})
+    [told] = apply("sql", rows, keep_where="token_count\n  > 2").verdicts["detail"].to_list()
+    assert told == "not (token_count > 2)"
+    [told] = (
+        apply("sql", rows, keep_where="token_count > 2 AND " + "true AND " * 20 + "true").verdicts["detail"].to_list()
+    )
+    assert (len(told), told[:25], told[-1]) == (120, "not (token_count > 2 AND ", "…")
+    query = "SELECT experience_id, 'hold' AS verdict, 'look' AS detail FROM rows WHERE token_count > 2"
+    found = apply("sql", rows, query=query, columns=["token_count"]).verdicts
+    # What the query says about a row it returns stays; a row it does not return names the query.
+    assert found["detail"].to_list() == [f"not in: {query}", "look"]
+
+
 def test_sql_query_gives_verdicts_reasons_and_a_score():
     rows = frame({"token_count": [1, 2, 3, 4]})
     query = """

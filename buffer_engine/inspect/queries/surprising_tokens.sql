@@ -1,4 +1,4 @@
--- The 100 sampled tokens that the policy found least likely.
+-- The 100 sampled tokens that the policy found least likely; token_text needs --tokenizer with a folder or a packaged model (smollm2-135m).
 SELECT run_id, experience_id, position, token_id, token_text, logprob, exp(logprob) AS probability, advantage, model_version
 FROM tokens
 WHERE sampled AND logprob IS NOT NULL

@@ -13,4 +13,6 @@ SELECT
   END AS waits_for
 FROM groups
 WHERE partition = 'train' AND kept > trained
+  -- Without a trainer kept rows are the result and wait for nothing.
+  AND run_id IN (SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state)
 ORDER BY run_id, model_version, group_id

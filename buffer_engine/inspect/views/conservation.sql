@@ -32,6 +32,9 @@ standing AS (
   LEFT JOIN committed_rows USING (experience_id)
   GROUP BY ALL
 ),
+training_runs AS (
+  SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state
+),
 judged AS (
   SELECT run_id, pass_id, operator, count(*) AS verdicts
   FROM raw.decisions
@@ -66,8 +69,21 @@ UNION ALL
 SELECT
   run_id, 'kept = trained + reserved + waiting', partition, kept, trained + reserved + waiting,
   kept = trained + reserved + waiting,
-  format('trained {} + reserved {} + waiting {}', trained, reserved, waiting)
+  format('trained {} + reserved {} + waiting to train {}', trained, reserved, waiting)
 FROM standing
+WHERE partition = 'train' AND run_id IN (FROM training_runs)
+UNION ALL
+SELECT
+  run_id, 'kept without a trainer = not trained', partition, kept, waiting, kept = waiting,
+  format('kept {}: the run has no trainer; trained {}, reserved {}', kept, trained, reserved)
+FROM standing
+WHERE partition = 'train' AND run_id NOT IN (FROM training_runs)
+UNION ALL
+SELECT
+  run_id, 'held-out kept = not trained', partition, kept, waiting, kept = waiting,
+  format('kept {}: held-out rows never train; trained {}, reserved {}', kept, trained, reserved)
+FROM standing
+WHERE partition <> 'train'
 UNION ALL
 SELECT
   run_id, 'uses = rows of committed batches', partition, committed, uses, committed = uses,

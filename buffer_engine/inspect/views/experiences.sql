@@ -4,7 +4,8 @@
 --   token_count: sampled tokens: those that may train
 --   total_tokens: prompt and sampled tokens
 --   status: new | kept | rejected | held
---   fate: failed | rejected | held | new | trained | reserved | waiting (kept, free to train) | kept (other partitions)
+--   fate: failed | rejected | held | new | trained | reserved | waiting (kept, free to train) | kept (other partitions,
+--     and runs without a trainer)
 --   rejected_by: operator of the newest rejection; null unless rejected
 --   reason, detail: why it was rejected; null unless rejected
 --   uses: committed batches that trained the row
@@ -25,6 +26,10 @@ trainings AS (
   FROM staleness
   WHERE batch_status = 'committed'
   GROUP BY experience_id
+),
+-- A trainer records its first weights before anything is explored; without one, kept rows wait for nothing.
+training_runs AS (
+  SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state
 )
 SELECT
   rollouts.experience_id,
@@ -58,7 +63,7 @@ SELECT
     WHEN state.uses > 0 THEN 'trained'
     WHEN state.status <> 'kept' THEN state.status
     WHEN state.reserved_by IS NOT NULL THEN 'reserved'
-    WHEN rollouts.partition = 'train' THEN 'waiting'
+    WHEN rollouts.partition = 'train' AND training_runs.run_id IS NOT NULL THEN 'waiting'
     ELSE state.status
   END AS fate,
   CASE WHEN state.status = 'rejected' THEN rejections.last.operator END AS rejected_by,
@@ -78,3 +83,4 @@ LEFT JOIN raw.rollout_state AS state USING (experience_id)
 LEFT JOIN rewards USING (experience_id)
 LEFT JOIN rejections USING (experience_id)
 LEFT JOIN trainings USING (experience_id)
+LEFT JOIN training_runs ON training_runs.run_id = rollouts.run_id

@@ -6,7 +6,7 @@
 --   reward_mean, reward_std, reward_min, reward_max: over rows with a reward; the deviation is that of the population
 --   solved_share: share of the rows with a reward that are solved
 --   status: incomplete (siblings missing or without a final verdict) | rejected (nothing kept) | trained (every kept row
---     was) | reserved | ready | kept (partitions that do not train)
+--     was) | reserved | ready | kept (partitions that do not train, and runs without a trainer)
 --   kept, rejected, held, new: rows by status
 --   trained: rows that a committed batch used
 SELECT
@@ -34,7 +34,8 @@ SELECT
     WHEN count(*) FILTER (WHERE state.status IN ('new', 'held')) > 0
       OR count(DISTINCT rollouts.sample_index) < max(rollouts.group_size) THEN 'incomplete'
     WHEN count(*) FILTER (WHERE state.status = 'kept') = 0 THEN 'rejected'
-    WHEN rollouts.partition <> 'train' THEN 'kept'
+    WHEN rollouts.partition <> 'train'
+      OR rollouts.run_id NOT IN (SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state) THEN 'kept'
     WHEN count(*) FILTER (WHERE state.status = 'kept' AND state.uses = 0) = 0 THEN 'trained'
     WHEN count(*) FILTER (WHERE state.reserved_by IS NOT NULL) > 0 THEN 'reserved'
     ELSE 'ready'

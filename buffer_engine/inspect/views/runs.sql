@@ -1,6 +1,9 @@
 -- One line per run: how far it came.
---   model_version: newest weights that exist
+--   model_version: newest weights that exist; null without a trainer
 --   steps: committed optimizer steps
+--   explored_rounds: loop steps whose exploration made train rows
+--   curation_passes: passes of the operators
+--   has_trainer: whether weights or batches were ever recorded
 --   solve_rate_first, solve_rate_last: earliest and newest metric eval/.../solve_rate; null before an evaluation
 --   started_at, last_written_at: first and last moment a rollout, batch or metric was written
 --   rollouts: rows of all partitions
@@ -32,6 +35,18 @@ counts AS (
   LEFT JOIN raw.rollout_state AS state USING (experience_id)
   GROUP BY rollouts.run_id
 ),
+explored AS (
+  SELECT run_id, count(DISTINCT explore_step) AS explored_rounds
+  FROM raw.rollouts
+  WHERE partition = 'train'
+  GROUP BY run_id
+),
+curated AS (
+  SELECT run_id, count(DISTINCT pass_id) AS curation_passes FROM raw.operator_runs GROUP BY run_id
+),
+training_runs AS (
+  SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state
+),
 weights AS (
   SELECT run_id, max(version) AS model_version FROM raw.models GROUP BY run_id
 ),
@@ -48,6 +63,9 @@ SELECT
   spans.run_id,
   weights.model_version,
   coalesce(committed.steps, 0) AS steps,
+  coalesce(explored.explored_rounds, 0) AS explored_rounds,
+  coalesce(curated.curation_passes, 0) AS curation_passes,
+  spans.run_id IN (FROM training_runs) AS has_trainer,
   coalesce(counts.rollouts, 0) AS rollouts,
   coalesce(counts.eval_rollouts, 0) AS eval_rollouts,
   coalesce(counts.errors, 0) AS errors,
@@ -61,6 +79,8 @@ SELECT
   spans.last_written_at
 FROM spans
 LEFT JOIN counts USING (run_id)
+LEFT JOIN explored USING (run_id)
+LEFT JOIN curated USING (run_id)
 LEFT JOIN weights USING (run_id)
 LEFT JOIN committed USING (run_id)
 LEFT JOIN solving USING (run_id)
