@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -62,6 +63,8 @@ class TransformersEngine:
         self._tokenizer = _load_tokenizer(self.folder)
         end_ids = _end_ids(self._network, self._tokenizer)
         self._template = ChatTemplate(self._tokenizer, end_ids=end_ids, default_system=config.default_system)
+        # The siblings of a group begin with the same prompt: it is tokenised once.
+        self._render = lru_cache(maxsize=256)(lambda messages, tools: self._template.render(messages, tools=tools))
         self._tokenizer_id = _tokenizer_id(self.folder, self._tokenizer)
         self._decoder = Decoder(
             network=self._network,
@@ -94,7 +97,7 @@ class TransformersEngine:
 
     def render(self, messages: Sequence[Message], *, tools: str | None = None) -> tuple[int, ...]:
         """Ids of the chat template applied to `messages`, with the generation prompt."""
-        return self._template.render(messages, tools=tools)
+        return self._render(tuple(messages), tools)
 
     def encode_dialogue(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Ids of a finished dialogue and a mask that is true on assistant tokens (their end token included)."""

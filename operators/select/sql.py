@@ -170,6 +170,9 @@ def _shortened(text: str) -> str:
 def _run(frame: pl.DataFrame, query: str) -> pl.DataFrame:
     with duckdb.connect(":memory:", config=_SETTINGS) as connection:
         connection.register("rows", frame.with_row_index("row_number__").to_arrow())
+        statements = connection.extract_statements(query)
+        if len(statements) != 1:
+            raise ValueError(f"the SQL holds {len(statements)} statements; write one SELECT")
         answer = connection.sql(query)
         if answer is None:  # pyright: ignore[reportUnnecessaryComparison] - what DuckDB gives for other statements
             raise ValueError("the SQL is not a SELECT")

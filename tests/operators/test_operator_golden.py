@@ -328,3 +328,8 @@ def test_sql_finds_the_columns_of_a_condition_itself():
     assert operator.contract().reads == {"token_count", "answer", "reward"}
     with pytest.raises(ValidationError, match="not a SQL condition"):
         config("sql", keep_where="token_count >")
+
+
+def test_sql_takes_one_statement():
+    with pytest.raises(ValueError, match="2 statements"):
+        apply("sql", frame({"response": ["a"]}), query="SELECT 1; SELECT experience_id FROM rows", columns=["response"])
