@@ -18,8 +18,8 @@ import torch
 import torch_samples
 from torch_samples import bytes_of, chosen, distributions, random_rows
 
-from buffer_engine.errors import TrainingError
 from buffer_engine.atomic_folder import atomic_folder
+from buffer_engine.errors import TrainingError
 from trainers.torch_trainer import TorchTrainer
 
 FULL: dict[str, Any] = {}
