@@ -204,6 +204,7 @@ BATCH_ROWS = _table(
         _field("weight", pa.float64(), "weight of the row in the loss"),
         _field("kind", pa.string(), "rollout | expert: which loss term the row feeds"),
         _field("score_versions_json", pa.string(), "JSON object: component -> version used"),
+        _field("masked", pa.bool_(), "whether a verdict had masked the row: it trains on no token", null="not masked"),
     ],
     key=("batch_id", "position"),
 )

@@ -78,8 +78,10 @@ def build_manifest(
             counts["no_reward"] = missing.height
             unusable = _rejections(missing["experience_id"].to_list(), reservation.run_id, reservation.batch_id)
             frame = frame.filter(pl.col("reward").is_not_null())
+    masked = _masked_rows(store, frame["experience_id"].to_list())
+    frame = frame.with_columns(masked=pl.col("experience_id").is_in(sorted(masked)))
     rows = _batch_rows(reservation.batch_id, frame, pl.Series([None] * frame.height, dtype=pl.Float64))
-    lengths = _trained_tokens(store, frame["experience_id"].to_list())
+    lengths = _trained_tokens(store, frame.filter(~pl.col("masked"))["experience_id"].to_list())
     batch = pa.table(
         {
             "batch_id": [reservation.batch_id],
@@ -111,7 +113,8 @@ def build_manifest(
 def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> TrainBatch:
     """The trainer's rows of a stored manifest (one `batches` row and its `batch_rows`), in manifest order.
 
-    Rows that carry a `mask` decision keep their place but train on no token.
+    Everything that can change later (rewards, advantages, masks) is read from the manifest, so the same manifest gives
+    the same rows whenever it is asked for. Rows that the manifest calls masked keep their place and train on no token.
 
     Raises:
         TrainingError: the manifest names no rows.
@@ -121,8 +124,8 @@ def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> T
     if not ids:
         raise TrainingError(f"batch {batch.column('batch_id')[0]} has no rows")
     payload = store.fetch(ids, columns=list(PAYLOAD))
-    masked = _masked_rows(store, ids)
-    loss_mask = _zero_rows(payload.column("loss_mask"), np.array([row in masked for row in ids]))
+    masked = pc.fill_null(rows.column("masked"), False).to_numpy().astype(bool)
+    loss_mask = _zero_rows(payload.column("loss_mask"), masked)
     table = pa.table(
         {
             "experience_id": payload.column("experience_id"),
@@ -174,15 +177,15 @@ def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series) -> pa
             "weight": np.ones(frame.height),
             "kind": ["expert" if made_by == "import" else "rollout" for made_by in frame["made_by"].to_list()],
             "score_versions_json": frame["score_versions_json"].to_list(),
+            "masked": frame["masked"].to_list(),
         },
         schema=BATCH_ROWS.schema,
     )
 
 
 def _trained_tokens(store: ExperienceStore, ids: list[str]) -> int:
-    """Unmasked tokens of rows: the batch's token denominator."""
-    masked = _masked_rows(store, ids)
-    mask = _one_list(store.fetch([row for row in ids if row not in masked], columns=["loss_mask"]).column("loss_mask"))
+    """Tokens that rows train on: the batch's token denominator."""
+    mask = _one_list(store.fetch(ids, columns=["loss_mask"]).column("loss_mask"))
     return int(mask.flatten().to_numpy(zero_copy_only=False).astype(np.int64).sum())
 
 
@@ -205,6 +208,7 @@ def _rejections(ids: list[str], run_id: str, batch_id: str) -> pa.Table:
 
 
 def _masked_rows(store: ExperienceStore, ids: list[str]) -> set[str]:
+    """Those of the rows that a verdict masked, as far as is known now."""
     decisions = store.narrow("decisions", ids)
     chosen = decisions.filter(pc.equal(decisions.column("verdict"), "mask"))
     return set(chosen.column("experience_id").to_pylist())

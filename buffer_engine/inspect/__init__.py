@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from buffer_engine.inspect.connect import Inspection, connect, connect_store
 from buffer_engine.inspect.library import SqlText, named_queries, views
+from buffer_engine.inspect.several import StoreAt, connect_stores
 from buffer_engine.inspect.statements import QueryError
 
-__all__ = ["Inspection", "QueryError", "SqlText", "connect", "connect_store", "named_queries", "views"]
+__all__ = [
+    "Inspection",
+    "QueryError",
+    "SqlText",
+    "StoreAt",
+    "connect",
+    "connect_store",
+    "connect_stores",
+    "named_queries",
+    "views",
+]

@@ -69,11 +69,7 @@ class Inspection:
         self._connection.execute("SET enable_progress_bar = false")
         self.version: int | None = None
         self.refresh()
-        self._connection.execute("CREATE SCHEMA raw")
-        for name in RELATIONS:
-            self._connection.execute(f'CREATE VIEW raw."{name}" AS SELECT * FROM temp.main."__{name}"')
-        for view in views().values():
-            self._connection.execute(f'CREATE VIEW main."{view.name}" AS {view.sql}')
+        self._define()
         for setting in (
             "enable_external_access = false",
             "autoinstall_known_extensions = false",
@@ -85,9 +81,7 @@ class Inspection:
     def refresh(self) -> int | None:
         """Show the newest state; returns the version that is visible now."""
         tables, version = self._load()
-        # All or nothing: a half-replaced set of relations would mix versions.
-        for name, relation in {name: _relation(name, tables.get(name)) for name in RELATIONS}.items():
-            self._connection.register(f"__{name}", relation)
+        self._register(tables)
         self.version = version
         return version
 
@@ -125,7 +119,15 @@ class Inspection:
         Raises:
             QueryError: no query has this name.
         """
-        return self.query(query_text(name))
+        return self.query(self.named_text(name))
+
+    def named_text(self, name: str) -> str:
+        """SQL of a named query, as `query` takes it.
+
+        Raises:
+            QueryError: no query has this name.
+        """
+        return query_text(name)
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[dict[str, Any]]:
         """`query`, as one dict per row; maps are dicts too."""
@@ -148,6 +150,19 @@ class Inspection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _register(self, tables: Mapping[str, pa.Table], *, prefix: str = "__") -> None:
+        # All or nothing: a half-replaced set of relations would mix versions.
+        for name, relation in {name: _relation(name, tables.get(name)) for name in RELATIONS}.items():
+            self._connection.register(f"{prefix}{name}", relation)
+
+    def _define(self, *, prefix: str = "__") -> None:
+        """Make schema `raw` and the views of one store in the database that is in use."""
+        self._connection.execute("CREATE SCHEMA raw")
+        for name in RELATIONS:
+            self._connection.execute(f'CREATE VIEW raw."{name}" AS SELECT * FROM temp.main."{prefix}{name}"')
+        for view in views().values():
+            self._connection.execute(f'CREATE VIEW main."{view.name}" AS {view.sql}')
 
     @contextmanager
     def _reading(self, sql: str) -> Generator[None]:
@@ -196,8 +211,7 @@ def connect_store(
 
     Args:
         store: an open store, or its folder.
-        until: show the tables as of this version. What is known only as of now (status, uses, reservations) is shown
-            for the rows that existed then.
+        until: show everything as of this version, status, uses and reservations too.
     Raises:
         StoreError: the folder holds no store, or `until` lies in the future.
     """

@@ -44,8 +44,8 @@ def resolve_store(store: ExperienceStore | Path | str) -> ExperienceStore:
 def read_tables(store: ExperienceStore, *, until: int | None = None) -> tuple[dict[str, pa.Table], int]:
     """Every table, `rollout_state` and `batch_state` as of one version, and that version.
 
-    The append-only tables can be read as of any version; bookkeeping only as of now. So bookkeeping is read first,
-    again when a transaction came in between, and then the tables as of the version that it belongs to.
+    The bookkeeping of now is read first, again when a transaction came in between, and then the tables as of the
+    version that it belongs to. For an earlier version the store works it out from verdicts and the batches' history.
 
     Raises:
         StoreError: `until` lies in the future.
@@ -57,8 +57,7 @@ def read_tables(store: ExperienceStore, *, until: int | None = None) -> tuple[di
     version = now if until is None else until
     tables = {name: store.table(name, until=version) for name in TABLES}
     if version < now:
-        rollout_state = _only(rollout_state, "experience_id", tables["rollouts"])
-        batch_state = _only(batch_state, "batch_id", tables["batches"])
+        rollout_state, batch_state = store.rollout_state(until=version), store.batch_state(until=version)
     return {**tables, "rollout_state": rollout_state, "batch_state": batch_state}, version
 
 
@@ -77,8 +76,3 @@ def _bookkeeping(store: ExperienceStore) -> tuple[int, pa.Table, pa.Table]:
                 f"{store.path}: transactions kept coming for {PATIENCE_SECONDS:g} s, so that no moment could be read "
                 "as a whole; try again, or ask for an earlier version"
             )
-
-
-def _only(state: pa.Table, key: str, rows: pa.Table) -> pa.Table:
-    known = rows.select([key])
-    return state.join(known, key, join_type="left semi")

@@ -175,12 +175,18 @@ class ExperienceStore(Protocol):
         """All rows of `scores` or `decisions` about these rollouts, in commit order."""
         ...
 
-    def rollout_state(self, *, run_id: str | None = None, status: str | None = None) -> pa.Table:
-        """Bookkeeping of rollouts (`schema.ROLLOUT_STATE`), in order of arrival."""
+    def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
+        """Run of every one of these rollouts that is stored; ids that are not are left out."""
         ...
 
-    def batch_state(self) -> pa.Table:
-        """State of batches (`schema.BATCH_STATE`)."""
+    def rollout_state(
+        self, *, run_id: str | None = None, status: str | None = None, until: int | None = None
+    ) -> pa.Table:
+        """Bookkeeping of rollouts (`schema.ROLLOUT_STATE`) as of version `until` (None: now), in order of arrival."""
+        ...
+
+    def batch_state(self, *, until: int | None = None) -> pa.Table:
+        """State of batches (`schema.BATCH_STATE`) as of version `until` (None: now)."""
         ...
 
     def open_run(self, run_id: str) -> AbstractContextManager[None]:

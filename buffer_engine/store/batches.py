@@ -10,7 +10,8 @@ import pyarrow as pa
 from buffer_engine.errors import StoreError
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import BatchRecord, Reservation
-from buffer_engine.store.catalog import Catalog, next_version
+from buffer_engine.store.catalog import Catalog, current_version, next_version
+from buffer_engine.store.history import note_batch
 from buffer_engine.store.reserve import free, reserved_rows
 
 
@@ -42,6 +43,7 @@ def prepare(appender: Appender, reservation: Reservation, *, step: int, batch: p
             "UPDATE batches SET status = 'prepared', step = ?, rows = ? WHERE batch_id = ?",
             (step, len(wanted), batch_id),
         )
+        note_batch(connection, current_version(connection), batch_id)
 
     appender.append_all({"batches": batch, "batch_rows": rows}, inside=mark_prepared)
 
@@ -59,6 +61,7 @@ def commit(catalog: Catalog, appender: Appender, batch_id: str, *, step: int, mo
         connection.execute(
             "UPDATE batches SET status = 'committed', committed_at = ? WHERE batch_id = ?", (time.time(), batch_id)
         )
+        note_batch(connection, current_version(connection), batch_id)
 
     if not _committed(catalog.read(), batch_id, step):
         appender.append_all({} if model is None else {"models": model}, inside=count)
@@ -76,7 +79,7 @@ def release(catalog: Catalog, batch_id: str) -> None:
             raise StoreError(f"batch {batch_id!r} was committed at step {step}; what was trained cannot be released")
         if status != "released":
             free(connection, batch_id)
-            next_version(connection)
+            note_batch(connection, next_version(connection), batch_id)
 
 
 def release_unprepared(catalog: Catalog, run_id: str) -> None:
@@ -85,9 +88,10 @@ def release_unprepared(catalog: Catalog, run_id: str) -> None:
     if catalog.read().execute(query, (run_id,)).fetchone() is None:
         return
     with catalog.transaction("release the run's reservations") as connection:
-        for (batch_id,) in connection.execute(query, (run_id,)).fetchall():
+        freed = [batch_id for (batch_id,) in connection.execute(query, (run_id,)).fetchall()]
+        for batch_id in freed:
             free(connection, batch_id)
-        next_version(connection)
+        note_batch(connection, next_version(connection), *freed)
 
 
 def records(connection: sqlite3.Connection, run_id: str) -> list[BatchRecord]:

@@ -44,6 +44,10 @@ CREATE TABLE batches (
 );
 CREATE INDEX batches_of_run ON batches (run_id, step);
 CREATE INDEX batches_reserved ON batches (expires_at) WHERE status = 'reserved';
+CREATE TABLE batch_history (
+    entry INTEGER PRIMARY KEY, version INTEGER NOT NULL, batch_id TEXT NOT NULL, run_id TEXT NOT NULL,
+    status TEXT NOT NULL, step INTEGER, rows INTEGER NOT NULL, reserved_at REAL NOT NULL, committed_at REAL, held TEXT
+);
 CREATE TABLE index_rollouts (
     sequence INTEGER PRIMARY KEY, experience_id TEXT NOT NULL UNIQUE,
     frame_id INTEGER NOT NULL, row INTEGER NOT NULL, content BLOB NOT NULL,

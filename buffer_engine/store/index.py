@@ -63,6 +63,15 @@ def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[st
     return set(wanted) - {row[0] for row in known}
 
 
+def runs_of(connection: sqlite3.Connection, experience_ids: Iterable[str]) -> dict[str, str]:
+    """Run of those of the rollouts that are stored."""
+    found = connection.execute(
+        "SELECT experience_id, run_id FROM json_each(?) k CROSS JOIN index_rollouts i ON i.experience_id = k.value",
+        (json.dumps(sorted(set(experience_ids))),),
+    )
+    return dict(found.fetchall())
+
+
 def tasks_with_prompts(connection: sqlite3.Connection, prompt_hashes: Sequence[str]) -> list[tuple[str, str, str]]:
     """(task id, partition, prompt hash) of the stored tasks with one of these prompts."""
     return connection.execute(

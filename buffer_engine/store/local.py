@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
 from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
-from buffer_engine.store import batches, index
+from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
@@ -156,8 +157,23 @@ class LocalStore:
         frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
         return rows_at(self._reader, frames, asked, table_spec(table), None)
 
-    def rollout_state(self, *, run_id: str | None = None, status: str | None = None) -> pa.Table:
+    def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
+        """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
+        return index.runs_of(self._catalog.read(), experience_ids)
+
+    def rollout_state(
+        self, *, run_id: str | None = None, status: str | None = None, until: int | None = None
+    ) -> pa.Table:
         """See `ExperienceStore.rollout_state`."""
+        if until is not None:
+            state = history.rollout_state_at(
+                self.rollout_state(run_id=run_id),
+                rollouts=self.table("rollouts", until=until, columns=["experience_id"]),
+                decisions=self.table("decisions", until=until, columns=["experience_id", "verdict"]),
+                batch_rows=self.table("batch_rows", until=until, columns=["batch_id", "experience_id"]),
+                batches=history.entries(self._catalog.read(), until=until),
+            )
+            return state if status is None else state.filter(pc.equal(state.column("status"), status))
         names: list[str] = ROLLOUT_STATE.names
         found = self._catalog.read().execute(
             f"SELECT {', '.join(names)} FROM index_rollouts "
@@ -166,8 +182,15 @@ class LocalStore:
         )
         return _table(found.fetchall(), ROLLOUT_STATE)
 
-    def batch_state(self) -> pa.Table:
+    def batch_state(self, *, until: int | None = None) -> pa.Table:
         """State of batches, in the order they were reserved."""
+        if until is not None:
+            latest = history.latest(history.entries(self._catalog.read(), until=until))
+            rows = [
+                (b.batch_id, b.run_id, b.status, b.step, b.rows, _moment(b.reserved_at), _moment(b.committed_at))
+                for b in sorted(latest, key=lambda entry: (entry.reserved_at, entry.batch_id))
+            ]
+            return _table(rows, BATCH_STATE)
         found = self._catalog.read().execute(
             "SELECT batch_id, run_id, status, step, rows, reserved_at, committed_at FROM batches "
             "ORDER BY reserved_at, batch_id"

@@ -19,6 +19,7 @@ from buffer_engine.schema import DECISIONS
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy, Reservation
 from buffer_engine.store.catalog import Catalog, next_version
+from buffer_engine.store.history import note_batch
 from buffer_engine.store.segments import SegmentWriter
 
 
@@ -62,18 +63,20 @@ class Reserver:
             self._writer.ensure("decisions")  # a new segment needs a transaction of its own
             with self._catalog.transaction("reserve a batch") as connection:
                 freed = _free_expired(connection, now)
-                held = _held_by(connection, batch_id, run_id, model_version)
+                held = _held_by(connection, batch_id, run_id, model_version, freed)
                 if held:
                     connection.execute(
                         "UPDATE batches SET expires_at = ? WHERE batch_id = ?", (now + lease_seconds, batch_id)
                     )
-                    next_version(connection)
+                    note_batch(connection, next_version(connection), *freed)
                     return Reservation(batch_id, run_id, held, model_version, now + lease_seconds)
                 choice = _choose(connection, policy, run_id, model_version)
                 reserved = len(choice.taken) >= policy.min_rows
-                if freed or choice.rejected or reserved:
-                    version = next_version(connection)
-                    self._reject(connection, version, choice.rejected, run_id, batch_id, now)
+                if not (freed or choice.rejected or reserved):
+                    return None
+                version = next_version(connection)
+                note_batch(connection, version, *freed)
+                self._reject(connection, version, choice.rejected, run_id, batch_id, now)
                 if not reserved:
                     return None
                 connection.executemany(
@@ -84,6 +87,7 @@ class Reserver:
                     "INSERT OR REPLACE INTO batches VALUES (?, ?, 'reserved', NULL, ?, ?, ?, ?, NULL)",
                     (batch_id, run_id, len(choice.taken), model_version, now, now + lease_seconds),
                 )
+                note_batch(connection, version, batch_id)
                 return Reservation(batch_id, run_id, tuple(choice.taken), model_version, now + lease_seconds)
 
     def _reject(
@@ -127,17 +131,22 @@ def reserved_rows(connection: sqlite3.Connection, batch_id: str) -> tuple[str, .
     return tuple(row[0] for row in found)
 
 
-def _free_expired(connection: sqlite3.Connection, now: float) -> int:
+def _free_expired(connection: sqlite3.Connection, now: float) -> list[str]:
     expired = connection.execute(
         "SELECT batch_id FROM batches WHERE status = 'reserved' AND expires_at <= ?", (now,)
     ).fetchall()
     for (batch_id,) in expired:
         free(connection, batch_id)
-    return len(expired)
+    return [batch_id for (batch_id,) in expired]
 
 
-def _held_by(connection: sqlite3.Connection, batch_id: str, run_id: str, model_version: int) -> tuple[str, ...]:
-    """Rows of a live reservation of this very batch; empty when there is none to continue."""
+def _held_by(
+    connection: sqlite3.Connection, batch_id: str, run_id: str, model_version: int, freed: list[str]
+) -> tuple[str, ...]:
+    """Rows of a live reservation of this very batch; empty when there is none to continue.
+
+    A reservation for other weights is given back and its id added to `freed`.
+    """
     found = connection.execute(
         "SELECT run_id, status, step, model_version FROM batches WHERE batch_id = ?", (batch_id,)
     ).fetchone()
@@ -153,7 +162,9 @@ def _held_by(connection: sqlite3.Connection, batch_id: str, run_id: str, model_v
         )
     if status == "reserved" and version == model_version:
         return reserved_rows(connection, batch_id)
-    free(connection, batch_id)
+    if status == "reserved":
+        free(connection, batch_id)
+        freed.append(batch_id)
     return ()
 
 

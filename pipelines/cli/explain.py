@@ -187,27 +187,31 @@ def life_view(inspection: Inspection, experience_id: str) -> RenderableType:
             f"stopped by {row['stop_reason']}" + (f"; failed: {row['error']}" if row["error"] else ""),
         )
     ]
+    trained = inspection.rows(
+        "SELECT batches.*, rows.reward, rows.advantage, rows.score_versions_json FROM batch_rows AS rows "
+        "JOIN batches USING (batch_id) WHERE experience_id = $1 ORDER BY batches.step",
+        key,
+    )
+    steps = [(used["committed_at"], used["step"]) for used in trained if used["committed_at"] is not None]
     for score in inspection.rows("SELECT * FROM scores WHERE experience_id = $1 ORDER BY row_order", key):
         weight = "a metric" if not score["weight"] else f"weight {cell_text(score['weight'])}"
         again = f", version {score['version']}" if score["version"] > 1 else ""
+        before = [step for committed_at, step in steps if committed_at <= score["scored_at"]]
+        late = f", after step {max(before)}" if before else ""
         said = f": {score['comment']}" if score["comment"] else ""
         events.append(
             (
                 score["scored_at"],
                 1,
                 f"scored {score['name']} = {cell_text(score['value'])} ({weight}) by {score['source']} "
-                f"{score['author']}{again}{said}",
+                f"{score['author']}{again}{late}{said}",
             )
         )
     for decision in inspection.rows("SELECT * FROM decisions WHERE experience_id = $1 ORDER BY row_order", key):
         why = f"{decision['reason']}" + (f" ({decision['detail']})" if decision["detail"] else "")
         ref = f", see {decision['ref_id']}" if decision["ref_id"] else ""
         events.append((decision["decided_at"], 2, f"{decision['verdict']} by {decision['operator']}: {why}{ref}"))
-    for used in inspection.rows(
-        "SELECT batches.*, rows.reward, rows.advantage, rows.score_versions_json FROM batch_rows AS rows "
-        "JOIN batches USING (batch_id) WHERE experience_id = $1 ORDER BY batches.step",
-        key,
-    ):
+    for used in trained:
         versions = json.loads(used["score_versions_json"])
         taken = ", ".join(f"{name} version {version}" for name, version in sorted(versions.items()))
         events.append(

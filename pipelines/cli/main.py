@@ -71,6 +71,11 @@ VERBS: Mapping[str, Verb] = {
     "sql": Verb("pipelines.cli.sql:sql", "Ask SQL of a store, also while it is written."),
     "show": Verb("pipelines.cli.show:show", "Print one experience or group to read."),
     "explain": Verb("pipelines.cli.explain:explain", "Say what a training batch was made of."),
+    "rebuild": Verb("pipelines.cli.rebuild:rebuild", "Give a training batch again, exactly as it was trained."),
+    "what-if": Verb(
+        "pipelines.cli.what_if:what_if", "Say what a batch would have been with other operators or scores."
+    ),
+    "score": Verb("pipelines.cli.score:score", "Add late scores from a file."),
     "store": Verb("pipelines.cli.store:store", "Verify a store, or show what is in it."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),
     "schema": Verb("pipelines.cli.components:schema", "Print the tables and what their columns mean."),

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from buffer_engine.errors import UsageError, did_you_mean
 from buffer_engine.inspect import Inspection, QueryError, named_queries, views
 from buffer_engine.inspect.connect import query_text
 from pipelines.cli.console import logs, print_text, results
-from pipelines.cli.opening import Tokenizer, inspect_store
+from pipelines.cli.opening import Tokenizer, inspect_store, inspect_stores
 from pipelines.cli.rendering import plain_value, render_result
 
 Format = Literal["table", "csv", "json", "parquet"]
@@ -27,8 +27,13 @@ LONGEST_CELL = 80
 
 
 def sql(
-    store: Annotated[Path | None, typer.Argument(help="folder of the store")] = None,
-    query: Annotated[str | None, typer.Argument(help="one SELECT; - reads it from standard input")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STORE… QUERY",
+            help="folders of stores, each as STORE or STORE@VERSION, then one SELECT; - reads it from standard input",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="run this named query instead")] = None,
     format_name: Annotated[
         str | None, typer.Option("--format", help="table | csv | json | parquet; default: by --output, else table")
@@ -39,23 +44,28 @@ def sql(
         int | None, typer.Option("--rows", min=0, help="rows of a table to show; 0: all [default: 40 on a terminal]")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="show long values whole")] = False,
-    until: Annotated[int | None, typer.Option("--until", min=0, help="as of this version of the store")] = None,
+    until: Annotated[
+        int | None, typer.Option("--as-of", "--until", min=0, help="as of this version of the store")
+    ] = None,
     tokenizer: Tokenizer = None,
 ) -> None:
     """Ask SQL of a store. Reads one consistent version and disturbs no writer; nothing can be changed.
 
-    Start with `--list`, `"FROM runs"` or `--name learning_curve`.
+    Start with `--list`, `"FROM runs"` or `--name learning_curve`. With several stores every view has a column `store`.
     """
     if list_all:
         _print_list()
         return
-    if store is None:
+    if not words:
         raise UsageError('name a store: buffer-engine sql STORE "SELECT …"; --list shows what can be asked')
+    stores, query = _told_apart(words, name)
     kind = _chosen_format(format_name, output)
     text = _chosen_query(query, name)
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is not for a terminal: add --output FILE, or send it into a pipe")
-    with inspect_store(store, tokenizer=tokenizer, until=until) as inspection:
+    with _inspect(stores, tokenizer=tokenizer, until=until) as inspection:
+        if name is not None:
+            text = inspection.named_text(name)
         if kind == "table":
             answer = inspection.query(text)
             _print_table(answer, output=output, rows=rows, full=full)
@@ -63,6 +73,34 @@ def sql(
                 logs.print("token_text is null without --tokenizer FOLDER (or smollm2-135m)", style="dim", markup=False)
         else:
             _write(inspection, text, kind, output)
+
+
+def _told_apart(words: Sequence[str], name: str | None) -> tuple[list[str], str | None]:
+    """The stores and the query: the last of several words is the query, unless a named one takes its place."""
+    last = words[-1]
+    if len(words) == 1 or (name is not None and last != "-" and not any(letter.isspace() for letter in last)):
+        return list(words), None
+    return list(words[:-1]), last
+
+
+def _inspect(stores: Sequence[str], *, tokenizer: Path | None, until: int | None) -> Inspection:
+    asked = [_store_at(word) for word in stores]
+    if len(asked) == 1:
+        [(_, folder, version)] = asked
+        if until is not None and version is not None:
+            raise UsageError(f"give either --as-of {until} or @{version}, not both")
+        return inspect_store(folder, tokenizer=tokenizer, until=version if until is None else until)
+    if until is not None:
+        raise UsageError("--as-of is about one store; of several, write STORE@VERSION for each that is to be earlier")
+    return inspect_stores(asked, tokenizer=tokenizer)
+
+
+def _store_at(word: str) -> tuple[str, Path, int | None]:
+    """What was written, the folder, and the version after `@` (a folder whose name ends like that is a folder)."""
+    folder, _, version = word.rpartition("@")
+    if folder and version.isdecimal() and not Path(word).exists():
+        return word, Path(folder), int(version)
+    return word, Path(word), None
 
 
 def _chosen_format(format_name: str | None, output: Path | None) -> Format:
