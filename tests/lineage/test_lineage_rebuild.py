@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
-from store_rows import decision, decisions, rollouts, score, table, task
-from tiny_run import write_specification
+from store_rows import decisions, rollouts, score, table, task
 
 from buffer_engine.errors import UsageError
-from buffer_engine.scoring import add_scores
 from buffer_engine.store import open_store
 from buffer_engine.store.base import ReadPolicy
 from pipelines.batches import assemble_batch, build_manifest
 from pipelines.cli.main import run_command
 from pipelines.lineage.rebuild import column_digest, rebuild_batch, rows_digest
-from pipelines.load import load_spec
-from pipelines.runner import start_run
 from trainers.algorithms.grpo import GRPO, GRPOConfig
-from trainers.base import StepReport, TrainBatch
+from trainers.base import TrainBatch
 
 Trained = tuple[Path, dict[int, TrainBatch]]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Trained:
-    """A run of five steps with what its trainer received, after late scores, verdicts and a second run."""
-    from trainers.torch_trainer import TorchTrainer
-
-    folder = tmp_path_factory.mktemp("rebuild")
-    received: dict[int, TrainBatch] = {}
-    original = TorchTrainer.train_step
-
-    def noting(self: TorchTrainer, batch: TrainBatch) -> StepReport:
-        received.setdefault(batch.step, batch)
-        return original(self, batch)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(TorchTrainer, "train_step", noting)
-    try:
-        file = write_specification(folder, tiny_model, steps=5)
-        start_run(load_spec(file), Console(file=io.StringIO()))
-        captured = dict(received)
-        start_run(load_spec(file), Console(file=io.StringIO()))  # a second run in the same store
-    finally:
-        patch.undo()
-    store_folder = folder / "store"
-    with open_store(store_folder, durability="process") as store:
-        ids = sorted({row for batch in captured.values() for row in batch.rows.column("experience_id").to_pylist()})
-        add_scores(store, pa.table({"experience_id": ids, "value": [0.125] * len(ids)}), name="right", author="ann")
-        for verdict in ("mask", "reject"):
-            rows = [decision(row, verdict, run_id="tiny", pass_id="late", operator="people") for row in ids]
-            store.append("decisions", table("decisions", rows))
-    return store_folder, captured
 
 
 def test_a_rebuilt_batch_is_what_the_trainer_received(trained: Trained) -> None:
