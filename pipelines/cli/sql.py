@@ -78,7 +78,8 @@ def sql(
 def _told_apart(words: Sequence[str], name: str | None) -> tuple[list[str], str | None]:
     """The stores and the query: the last of several words is the query, unless a named one takes its place."""
     last = words[-1]
-    if len(words) == 1 or (name is not None and last != "-" and not any(letter.isspace() for letter in last)):
+    named = name is not None and last != "-" and not any(letter.isspace() for letter in last)
+    if len(words) == 1 or named or Path(last).is_dir():
         return list(words), None
     return list(words[:-1]), last
 
