@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, get_args
 
@@ -184,8 +184,7 @@ def _write_csv(reader: pa.RecordBatchReader, file: IO[bytes]) -> None:
     writer.writerow(reader.schema.names)
     for batch in reader:
         # Rows one by one: nested values become JSON, which no columnar CSV writer does.
-        rows = batch.to_pylist(maps_as_pydicts="strict")
-        writer.writerows([_csv_value(value) for value in row.values()] for row in rows)
+        writer.writerows([_csv_value(value) for value in row] for row in _records(batch))
 
 
 def _csv_value(value: Any) -> Any:
@@ -196,11 +195,30 @@ def _csv_value(value: Any) -> Any:
 def _write_json(reader: pa.RecordBatchReader, file: IO[bytes]) -> None:
     """A JSON array with one object per line, so that it can be read whole or line by line."""
     separator = b"[\n"
+    names = _distinct(reader.schema.names)
     for batch in reader:
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
+        for values in _records(batch):
+            row = dict(zip(names, values, strict=True))
             file.write(separator + json.dumps(plain_value(row), ensure_ascii=False).encode("utf-8", "surrogatepass"))
             separator = b",\n"
     file.write(b"[]\n" if separator == b"[\n" else b"\n]\n")
+
+
+def _records(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Rows as tuples: two columns of one name stay two, which a dict could not keep."""
+    return zip(*(column.to_pylist(maps_as_pydicts="strict") for column in batch.columns), strict=True)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Names with a number where one occurs again: reward, reward_1."""
+    found: list[str] = []
+    for name in names:
+        number, fresh = 0, name
+        while fresh in found:
+            number += 1
+            fresh = f"{name}_{number}"
+        found.append(fresh)
+    return found
 
 
 class _TextSink:

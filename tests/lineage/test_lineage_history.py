@@ -113,7 +113,7 @@ def test_sql_shows_status_uses_and_step_of_then_and_books_that_balance(tmp_path:
                 first_prepared, trained = prepared, store.version()
                 store.append("decisions", decisions([2, 3], "reject", operator="dedup"))
         for version, expected in {
-            kept: [("x0", "kept", 0, None, "waiting"), ("x2", "new", 0, None, "new")],
+            kept: [("x0", "kept", 0, None, "kept"), ("x2", "new", 0, None, "new")],
             first_prepared: [("x0", "kept", 0, None, "reserved"), ("x2", "new", 0, None, "new")],
             trained: [("x0", "kept", 1, 1, "trained"), ("x2", "new", 0, None, "new")],
             store.version(): [("x0", "kept", 2, 2, "trained"), ("x2", "rejected", 0, None, "rejected")],

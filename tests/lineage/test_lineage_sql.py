@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def ask(capfd: pytest.CaptureFixture[str]) -> Ask:
     return call
 
 
-def test_stores_are_told_apart_by_a_column_even_where_every_id_repeats(stores: tuple[Path, Path], ask: Ask) -> None:
+def test_stores_are_told_apart_by_a_column_even_where_every_id_repeats(
+    stores: tuple[Path, Path], ask: Ask, capfd: pytest.CaptureFixture[str]
+) -> None:
     code, rows, _ = ask(
         *stores, "SELECT store, run_id, count(*), avg(reward), sum(uses) FROM experiences GROUP BY ALL ORDER BY 1"
     )
@@ -67,9 +70,14 @@ def test_stores_are_told_apart_by_a_column_even_where_every_id_repeats(stores: t
         "JOIN experiences two USING (experience_id) WHERE one.store = 'a' AND two.store = 'b' ORDER BY 1"
     )
     assert ask(*stores, side_by_side)[1] == [
-        ["x0", "1.0", "1.0", "trained", "waiting"],
-        ["x1", "0.0", "1.0", "trained", "waiting"],
+        ["x0", "1.0", "1.0", "trained", "kept"],
+        ["x1", "0.0", "1.0", "trained", "kept"],
     ]
+    capfd.readouterr()
+    run_command(["sql", *map(str, stores), side_by_side, "--format", "json"])
+    assert json.loads(capfd.readouterr().out)[1] == {
+        "experience_id": "x1", "reward": 0.0, "reward_1": 1.0, "fate": "trained", "fate_1": "kept",
+    }  # fmt: skip
     assert ask(*stores, "SELECT store, steps, rollouts FROM runs ORDER BY 1")[1] == [["a", "1", "4"], ["b", "0", "2"]]
     assert ask(*stores, "SELECT store, count(*) FROM raw.scores GROUP BY 1 ORDER BY 1")[1] == [["a", "4"], ["b", "2"]]
     assert ask(*stores, "FROM conservation WHERE NOT balanced")[1] == []
@@ -115,7 +123,7 @@ def test_a_store_can_be_compared_with_itself_at_an_earlier_version(stores: tuple
     found = {version: ask(folder, state, "--as-of", version)[1] for version in (3, 4, 5, 6, 7)}
     assert found == {
         3: [["new", "0", "", "new"]],
-        4: [["kept", "0", "", "waiting"]],
+        4: [["kept", "0", "", "kept"]],
         5: [["kept", "0", "", "reserved"]],
         6: [["kept", "0", "", "reserved"]],
         7: [["kept", "1", "1", "trained"]],
