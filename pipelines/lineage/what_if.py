@@ -269,8 +269,8 @@ def _notes(
     if whole:
         rows, groups = whole
         notes.append(
-            f"{changes.without} also rejected all {rows} rows of {groups} groups in the passes that this batch came "
-            "from; those would have waited for a batch of their own"
+            f"{changes.without} also rejected whole groups in the passes that this batch came from: {groups}, with "
+            f"{rows} rows; without it they would have waited for a batch of their own"
         )
     return notes
 

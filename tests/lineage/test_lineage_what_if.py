@@ -261,7 +261,8 @@ def test_a_group_that_was_rejected_whole_is_told_of(tmp_path: Path) -> None:
                 "decisions": table("decisions", [decision(f"x{at}", "reject", operator="dedup") for at in range(4, 8)]),
             }
         )
-    assert "dedup also rejected all 4 rows of 1 groups in the passes" in ask(folder, without="dedup").notes[-1]
+    note = ask(folder, without="dedup").notes[-1]
+    assert "dedup also rejected whole groups in the passes that this batch came from: 1, with 4 rows" in note
 
 
 def test_a_specification_that_is_not_that_of_the_batch_is_refused(tmp_path: Path) -> None:
