@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from buffer_engine.errors import KeyConflictError, SchemaError, StoreBusyError, UsageError, did_you_mean
 from buffer_engine.schema import SCORES
@@ -159,12 +160,13 @@ def _refuse(problems: Sequence[str], rows: int) -> None:
 
 def _new_versions(store: ExperienceStore, given: Sequence[_Given], runs: Mapping[str, str]) -> tuple[list[_Given], int]:
     """Rows to append with their versions, and how many of them supersede an earlier score."""
-    stored: dict[_Key, list[_Given]] = {}
-    for score in store.narrow("scores", sorted({row["experience_id"] for row in given})).to_pylist():
-        stored.setdefault((score["experience_id"], score["name"]), []).append(score)
     wanted: dict[_Key, list[_Given]] = {}
     for row in given:
         wanted.setdefault((row["experience_id"], row["name"]), []).append(row)
+    most = max((len(rows) for rows in wanted.values()), default=1)
+    stored: dict[_Key, list[_Given]] = {}
+    for score in _newest(store, wanted, most).to_pylist():
+        stored.setdefault((score["experience_id"], score["name"]), []).append(score)
     moment = datetime.now(UTC)
     rows: list[_Given] = []
     superseding = 0
@@ -180,6 +182,18 @@ def _new_versions(store: ExperienceStore, given: Sequence[_Given], runs: Mapping
         for number, row in enumerate(fresh, start=version + 1):
             rows.append({**row, "version": number, "run_id": runs[key[0]], "scored_at": moment})
     return rows, superseding
+
+
+def _newest(store: ExperienceStore, wanted: Mapping[_Key, object], most: int) -> pa.Table:
+    """The last `most` versions of each component wanted, so that a long history is not turned into Python objects."""
+    scores = store.narrow("scores", sorted({experience_id for experience_id, _ in wanted}))
+    names = pa.array(sorted({name for _, name in wanted}), pa.string())
+    scores = scores.filter(pc.is_in(scores.column("name"), value_set=names)).select([*COLUMNS, "version"])
+    key = ["experience_id", "name"]
+    last = scores.group_by(key).aggregate([("version", "max")])
+    scores = scores.join(last, key)
+    floor = pc.subtract(scores.column("version_max"), pa.scalar(most, pa.int32()))
+    return scores.filter(pc.greater(scores.column("version"), floor))
 
 
 def _content(score: _Given) -> tuple[Any, ...]:

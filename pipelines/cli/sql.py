@@ -79,7 +79,7 @@ def _told_apart(words: Sequence[str], name: str | None) -> tuple[list[str], str 
     """The stores and the query: the last of several words is the query, unless a named one takes its place."""
     last = words[-1]
     named = name is not None and last != "-" and not any(letter.isspace() for letter in last)
-    if len(words) == 1 or named or Path(last).is_dir():
+    if len(words) == 1 or named or _store_at(last)[1].is_dir():
         return list(words), None
     return list(words[:-1]), last
 

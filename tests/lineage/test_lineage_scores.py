@@ -119,6 +119,7 @@ def test_the_same_scores_again_change_nothing_and_others_do(folder: Path) -> Non
         assert store.version() == version
         other = given({"experience_id": "x1", "value": 0.5, "author": "ann", "comment": "now with a reason"})
         assert add_scores(store, other, name="tone").added == 1
+        assert add_scores(store, first.slice(0, 0), name="tone").added == 0
         # The earlier table is an opinion again: what it says of x1 is not the newest any more.
         assert (add_scores(store, first, name="tone").added) == 1
     assert [row[:4] for row in log(folder)] == [
