@@ -170,7 +170,8 @@ def _entering(known: _Known, manifest: pl.DataFrame, without: str | None) -> pl.
 
 
 def _masked(decisions: pl.DataFrame, without: str | None) -> list[str]:
-    masks = decisions.filter((pl.col("verdict") == "mask") & (pl.col("operator") != (without or "")))
+    # What the reader notes as masked are single tokens, not the row.
+    masks = decisions.filter((pl.col("verdict") == "mask") & ~pl.col("operator").is_in([without or "reader", "reader"]))
     return masks["experience_id"].unique().to_list()
 
 
