@@ -1,47 +1,34 @@
 """Appends: validate, recognise repeats, write frames, make them durable, then commit them in one catalog transaction.
 
 Nothing is visible before the transaction and everything is after it. The slow parts (hashing, writing, syncing) happen
-outside it, so several writers rarely wait for each other; what was checked before is checked again inside only when
-another writer committed in the meantime.
+outside it, so several writers rarely wait for each other. Whether a key is new is decided by the index's own uniqueness
+inside the transaction: rows are first taken to be new unless a look at the catalog says otherwise, and a collision
+begins the append again with every key looked up. The disk works on the frames while their rows are hashed.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 
-from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError, StoreBusyError
+from buffer_engine.errors import BufferEngineError, KeyConflictError, StoreBusyError
 from buffer_engine.schema import TableSpec
 from buffer_engine.store import index
+from buffer_engine.store.admission import ABOUT_ROLLOUTS, check_partitions, check_references
 from buffer_engine.store.base import AppendReceipt
 from buffer_engine.store.catalog import Catalog, current_version, next_version
-from buffer_engine.store.content import row_hashes
+from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.reading import SegmentReader, frames_by_id
 from buffer_engine.store.segments import FrameRef, SegmentWriter
+from buffer_engine.store.staging import Staged
 from buffer_engine.store.validate import conform, row_label, table_spec
 
 _ATTEMPTS = 20
-_ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows")
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Valid rows of one table that become one frame, with their keys and content hashes."""
-
-    spec: TableSpec
-    batch: pa.RecordBatch
-    keys: list[index.Key]
-    contents: list[bytes]
-
-    def only(self, rows: Sequence[int]) -> Staged:
-        """The given rows, in order."""
-        if len(rows) == self.batch.num_rows:
-            return self
-        batch = self.batch.take(pa.array(rows, pa.int64()))
-        return Staged(self.spec, batch, [self.keys[row] for row in rows], [self.contents[row] for row in rows])
+_NARROW = ABOUT_ROLLOUTS
+_MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
 class Appender:
@@ -51,6 +38,7 @@ class Appender:
         self._catalog = catalog
         self._writer = writer
         self._reader = reader
+        self._queue = Queue(catalog.lock)
 
     def append_all(
         self,
@@ -60,33 +48,93 @@ class Appender:
         inside: Callable[[sqlite3.Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
-        moved = dict(cursors or {})
-        staged = self.stage(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
+        request = Request(self.stage(tables), dict(cursors or {}), given)
+        if inside is None:
+            return self._queue.submit(request, self._serve)
         with self._catalog.lock:
-            for _ in range(_ATTEMPTS):
-                connection = self._catalog.read()
+            return self._append(request, inside)
+
+    def _serve(self, requests: Sequence[Request]) -> None:
+        """Answer every request: together where that goes well, else each on its own."""
+        if len(requests) > 1 and self._append_together(requests):
+            return
+        for request in requests:
+            try:
+                request.receipt = self._append(request, None)
+            except Exception as failure:  # noqa: BLE001 - raised again in the thread that asked
+                request.failure = failure
+
+    def _append(self, request: Request, inside: Callable[[sqlite3.Connection], None] | None) -> AppendReceipt:
+        look_up = False
+        for _ in range(_ATTEMPTS):
+            with self._newest(look_up=look_up) as connection:
                 seen = current_version(connection)
-                fresh = self.select_new(connection, staged)
-                if not fresh and inside is None and not self._moves(connection, moved):
-                    return _receipt(seen, given, fresh)
-                frames = self.write(fresh)
-                with self._catalog.transaction("append rows") as connection:
-                    if current_version(connection) != seen and not _same(fresh, self.select_new(connection, staged)):
-                        continue  # another writer stored some of the rows: leave these frames unlisted, begin again
-                    version = next_version(connection)
-                    self.record(connection, version, fresh, frames)
-                    connection.executemany(
-                        "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                        list(moved.items()),
-                    )
-                    if inside is not None:
-                        inside(connection)
-                return _receipt(version, given, fresh)
+                fresh = self._select(connection, request.staged, look_up=look_up)
+                if not fresh and inside is None and not self._moves(connection, request.moved):
+                    return _receipt(seen, request.given, fresh)
+            frames = self._write_and_hash(fresh)
+            try:
+                version = self._commit(fresh, frames, [request], seen, inside)
+            except index.KeyTakenError:
+                look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
+                continue
+            return _receipt(version, request.given, fresh)
         raise StoreBusyError(
             f"{self._catalog.layout.root}: other writers stored some of these rows {_ATTEMPTS} times in between; "
             "let one process write a key"
         )
+
+    def _append_together(self, requests: Sequence[Request]) -> bool:
+        """One sync and one transaction for all; False, and nothing is stored, when any of them needs a closer look."""
+        keys = [(part.spec.name, key) for one in requests for part in one.staged for key in part.keys]
+        # a prompt may be in two requests under two partitions, which only one after the other shows
+        if len(set(keys)) < len(keys) or any(part.spec.name == "tasks" for one in requests for part in one.staged):
+            return False
+        try:
+            with self._newest(look_up=False) as connection:
+                version = seen = current_version(connection)
+                fresh = [self._select(connection, one.staged, look_up=False) for one in requests]
+                moving = [one for one in requests if self._moves(connection, one.moved)]
+            every = [part for parts in fresh for part in parts]
+            if every or moving:
+                version = self._commit(every, self._write_and_hash(every), requests, seen, None)
+        except (BufferEngineError, index.KeyTakenError):
+            return False  # done one by one, the request at fault is refused and no other
+        for request, parts in zip(requests, fresh, strict=True):
+            request.receipt = _receipt(version, request.given, parts)
+        return True
+
+    @contextmanager
+    def _newest(self, *, look_up: bool) -> Generator[sqlite3.Connection]:
+        """A connection that sees the newest version; with `look_up`, which follows a collision, nobody else commits."""
+        connection = self._catalog.read()
+        if look_up or connection.in_transaction:  # a snapshot of this thread shows what was
+            with self._catalog.transaction("look up rows") as connection:
+                yield connection
+        else:
+            yield connection
+
+    def _commit(
+        self,
+        fresh: Sequence[Staged],
+        frames: Sequence[FrameRef],
+        requests: Sequence[Request],
+        seen: int,
+        inside: Callable[[sqlite3.Connection], None] | None,
+    ) -> int:
+        with self._catalog.transaction("append rows") as connection:
+            if current_version(connection) != seen:  # another process committed since the checks
+                check_partitions(connection, fresh)
+                check_references(connection, fresh)
+            version = next_version(connection)
+            self.record(connection, version, fresh, frames)
+            for request in requests:
+                if request.moved:
+                    connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
+            if inside is not None:
+                inside(connection)
+        return version
 
     def stage(self, tables: Mapping[str, pa.Table]) -> list[Staged]:
         """Validate rows and drop repeats among them.
@@ -98,21 +146,10 @@ class Appender:
         staged: list[Staged] = []
         for name, rows in tables.items():
             spec = table_spec(name)
-            seen: dict[index.Key, tuple[bytes, pa.RecordBatch, int]] = {}
-            for batch in conform(spec, rows):
-                if not spec.key:
-                    staged.append(Staged(spec, batch, [], []))
-                    continue
-                part = Staged(spec, batch, index.keys_of(spec, batch), row_hashes(spec, batch))
-                kept: list[int] = []
-                for row, (key, content) in enumerate(zip(part.keys, part.contents, strict=True)):
-                    before = seen.setdefault(key, (content, batch, row))
-                    if before[1] is batch and before[2] == row:
-                        kept.append(row)
-                    elif before[0] != content:
-                        raise _conflict(spec, before[1].slice(before[2], 1), batch.slice(row, 1), "twice in one append")
-                if kept:
-                    staged.append(part.only(kept))
+            parts = [Staged(spec, batch, index.keys_of(spec, batch)) for batch in conform(spec, rows)]
+            if spec.key and len({key for part in parts for key in part.keys}) < rows.num_rows:
+                parts = _without_repeats(parts)
+            staged += parts
         return staged
 
     def select_new(self, connection: sqlite3.Connection, staged: Sequence[Staged]) -> list[Staged]:
@@ -121,9 +158,16 @@ class Appender:
         Raises:
             KeyConflictError, PartitionError, SchemaError: see `ExperienceStore.append_all`.
         """
+        return self._select(connection, staged, look_up=True)
+
+    def _select(self, connection: sqlite3.Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
+        """The rows that are not stored, or (without `look_up`) are not known to be: `index.insert` has the last word.
+
+        Heavy rows are looked up in any case, so that a repeat does not fill the disk with frames that nobody lists.
+        """
         fresh: list[Staged] = []
         for part in staged:
-            known = index.stored(connection, part.spec, part.keys) if part.spec.key else {}
+            known = self._known(connection, part, look_up=look_up or part.spec.name not in _NARROW)
             if known:
                 rows = [
                     row for row, key in enumerate(part.keys) if not self._repeats(connection, part, row, key, known)
@@ -131,13 +175,33 @@ class Appender:
                 part = part.only(rows)
             if part.batch.num_rows:
                 fresh.append(part)
-        _check_partitions(connection, fresh)
-        _check_references(connection, fresh)
+        check_partitions(connection, fresh)
+        check_references(connection, fresh)
         return fresh
+
+    def _known(
+        self, connection: sqlite3.Connection, part: Staged, *, look_up: bool
+    ) -> dict[index.Key, tuple[index.Place, bytes]]:
+        if not part.spec.key:
+            return {}
+        if not look_up:  # a repeat of a whole append shows in its first row or its last
+            known = index.stored(connection, part.spec, list(dict.fromkeys([part.keys[0], part.keys[-1]])))
+            if not known:
+                return {}
+        return index.stored(connection, part.spec, part.keys)
 
     def write(self, staged: Sequence[Staged], *, may_roll: bool = True) -> list[FrameRef]:
         """Write the frames and make them durable; they stay invisible until `record` and commit."""
         frames = [self._writer.write(part.spec.name, part.batch, may_roll=may_roll) for part in staged]
+        self._writer.sync()
+        return frames
+
+    def _write_and_hash(self, staged: Sequence[Staged]) -> list[FrameRef]:
+        """`write`, with the content hashes made while the disk takes the frames in."""
+        frames = [self._writer.write(part.spec.name, part.batch) for part in staged]
+        self._writer.start_sync()
+        for part in staged:
+            _ = part.contents
         self._writer.sync()
         return frames
 
@@ -180,6 +244,28 @@ class Appender:
         return True
 
 
+def _without_repeats(parts: Sequence[Staged]) -> list[Staged]:
+    """The rows without those that say the same as an earlier one; parts left empty are left out.
+
+    Raises:
+        KeyConflictError: one key occurs twice with different content.
+    """
+    seen: dict[index.Key, tuple[bytes, pa.RecordBatch, int]] = {}
+    left: list[Staged] = []
+    for part in parts:
+        kept: list[int] = []
+        for row, (key, content) in enumerate(zip(part.keys, part.contents, strict=True)):
+            before = seen.setdefault(key, (content, part.batch, row))
+            if before[1] is part.batch and before[2] == row:
+                kept.append(row)
+            elif before[0] != content:
+                one, other = before[1].slice(before[2], 1), part.batch.slice(row, 1)
+                raise _conflict(part.spec, one, other, "twice in one append")
+        if kept:
+            left.append(part.only(kept))
+    return left
+
+
 def cursor_value(connection: sqlite3.Connection, name: str) -> int:
     """Value of a named cursor, 0 when it was never moved."""
     found = connection.execute("SELECT value FROM cursors WHERE name = ?", (name,)).fetchone()
@@ -203,61 +289,6 @@ def _conflict(spec: TableSpec, before: pa.RecordBatch, now: pa.RecordBatch, what
         f"{spec.name}: {row_label(spec, now, 0)} is {what} with other content: {first} is {values[0]} there and "
         f"{values[1]} here; rows are immutable: give the new row its own key"
     )
-
-
-def _check_partitions(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
-    prompts: dict[str, tuple[str, str]] = {}
-    partition_of_task: dict[str, str] = {}
-    for part in staged:
-        if part.spec.name != "tasks":
-            continue
-        columns = [part.batch.column(name).to_pylist() for name in ("task_id", "partition", "prompt_hash")]
-        for task_id, partition, prompt in zip(*columns, strict=True):
-            partition_of_task[task_id] = partition
-            other_id, other = prompts.setdefault(prompt, (task_id, partition))
-            if other != partition:
-                raise _overlap(task_id, partition, other_id, other)
-    if prompts:
-        listed = index.tasks_with_prompts(connection, list(prompts))
-        for other_id, other, prompt in listed:
-            task_id, partition = prompts[prompt]
-            if other != partition:
-                raise _overlap(task_id, partition, other_id, other)
-    for part in staged:
-        if part.spec.name != "rollouts":
-            continue
-        columns = [part.batch.column(name).to_pylist() for name in ("experience_id", "task_id", "partition")]
-        known = index.partitions_of_tasks(connection, columns[1]) | partition_of_task
-        for experience_id, task_id, partition in zip(*columns, strict=True):
-            if known.get(task_id, partition) != partition:
-                raise PartitionError(
-                    f"rollouts: experience_id={experience_id!r} is in partition {partition!r}, but its task "
-                    f"{task_id!r} is in {known[task_id]!r}; give the rollout the partition of its task"
-                )
-
-
-def _overlap(task_id: str, partition: str, other_id: str, other: str) -> PartitionError:
-    return PartitionError(
-        f"tasks: the prompt of task_id={task_id!r} ({partition}) is also that of {other_id!r} ({other}); training and "
-        "evaluation prompts may not overlap: remove it from one of the two"
-    )
-
-
-def _check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
-    arriving = {key[0] for part in staged if part.spec.name == "rollouts" for key in part.keys}
-    for part in staged:
-        if part.spec.name in _ABOUT_ROLLOUTS:
-            about = set(part.batch.column("experience_id").to_pylist()) - arriving
-            unknown = index.unknown_rollouts(connection, about)
-            if unknown:
-                raise SchemaError(
-                    f"{part.spec.name}: experience_id={min(unknown)!r} is not a stored rollout "
-                    f"({len(unknown)} such id(s)); append the rollout first, or in the same call"
-                )
-
-
-def _same(one: Sequence[Staged], other: Sequence[Staged]) -> bool:
-    return [(part.spec.name, part.keys) for part in one] == [(part.spec.name, part.keys) for part in other]
 
 
 def _receipt(version: int, given: Mapping[str, int], fresh: Sequence[Staged]) -> AppendReceipt:

@@ -77,6 +77,7 @@ VERBS: Mapping[str, Verb] = {
     ),
     "score": Verb("pipelines.cli.score:score", "Add late scores from a file."),
     "store": Verb("pipelines.cli.store:store", "Verify a store, or show what is in it."),
+    "bench": Verb("pipelines.cli.bench:bench", "Measure speed beside peers, in one run."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),
     "schema": Verb("pipelines.cli.components:schema", "Print the tables and what their columns mean."),
     "doctor": Verb("pipelines.cli.components:doctor", "Show versions, extras and what may go wrong here."),
