@@ -10,6 +10,7 @@ from typing import Literal, Protocol, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from buffer_engine.config import ComponentConfig
 
@@ -59,7 +60,9 @@ class ReadPolicy(ComponentConfig):
         "reject",
         description="a group beyond max_staleness: reject it, or train only the tokens that are young enough",
     )
-    cooldown_steps: int = Field(0, ge=0, description="optimizer steps between two uses of a row; needs max_uses above 1")
+    cooldown_steps: int = Field(
+        0, ge=0, description="optimizer steps between two uses of a row; needs max_uses above 1"
+    )
     max_tokens: int | None = Field(None, gt=0, description="most tokens in a batch, prompts included; null: unbounded")
     balance: Literal["length"] | None = Field(
         None, description="length: order rows long, short, long, short, so that equal parts of a batch weigh alike"
@@ -86,38 +89,32 @@ class ReadPolicy(ComponentConfig):
         """Fields that `type` does not use must be left alone; those that it needs must be there.
 
         Raises:
-            ValueError: names the field, the type, and what to write.
+            PydanticCustomError: of type `misfit`; `field` and `fix` in its context say where and what to write.
         """
         for name, types in _USED_BY.items():
             if self.type not in types and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"`{name}` means nothing to type {self.type}: remove it, or write type: {' or '.join(types)}"
-                )
+                fix = f"remove it, or write type: {' or '.join(types)}"
+                raise _misfit(name, f"`{name}` means nothing to type {self.type}", fix)
         if self.type == "prioritized" and not is_priority(self.by):
-            raise ValueError(
-                f"`by` is {_said(self.by)}, and type prioritized needs a number of a row: "
-                "write by: reward, advantage, staleness or score:NAME"
-            )
+            said = f"type prioritized needs a number of each row to go by, and `by` is {_said(self.by)}"
+            raise _misfit("by", said, "write by: reward, advantage, staleness or score:NAME")
         if self.type == "stratified" and self.by not in ("task", "taskset"):
-            raise ValueError(
-                f"`by` is {_said(self.by)}, and type stratified needs parts to share between: write by: task or taskset"
-            )
-        if self.type == "mixture":
-            if self.expert_share is None:
-                raise ValueError("type mixture needs a ratio: write expert_share, say 0.25")
-            if not 0 < self.expert_rows < self.rows:
-                raise ValueError(
-                    f"expert_share {self.expert_share:g} of {self.rows} rows is {self.expert_rows} expert rows, which "
-                    "is no mixture: write a larger `rows` or another expert_share"
-                )
+            said = f"type stratified shares a batch between parts, and `by` is {_said(self.by)}"
+            raise _misfit("by", said, "write by: task or taskset")
+        if self.type == "mixture" and self.expert_share is None:
+            raise _misfit("expert_share", "type mixture needs a ratio", "write expert_share, say 0.25")
+        if self.expert_share is not None and not 0 < self.expert_rows < self.rows:
+            said = f"{self.expert_share:g} of {self.rows} rows are {self.expert_rows} expert rows, which is no mixture"
+            raise _misfit("expert_share", said, "write a larger `rows` or another share")
         if self.over_age == "mask" and self.max_staleness is None:
-            raise ValueError("over_age: mask needs to know which tokens are over-age: write max_staleness")
+            said = "over_age: mask has to know which tokens are over-age, and max_staleness is null"
+            raise _misfit("over_age", said, "write max_staleness")
         if self.cooldown_steps and self.max_uses == 1:
-            raise ValueError(
-                f"cooldown_steps is {self.cooldown_steps} and a row is used once: write max_uses above 1, or remove it"
-            )
+            said = f"a row rests {self.cooldown_steps} steps between two uses, and is used once"
+            raise _misfit("cooldown_steps", said, "write max_uses above 1, or remove it")
         if self.min_size > 1 and self.samples_per_insert is None:
-            raise ValueError(f"min_size is {self.min_size} and nothing limits the rate: write samples_per_insert")
+            said = f"min_size is {self.min_size}, and nothing limits the rate"
+            raise _misfit("min_size", said, "write samples_per_insert, or remove it")
         return self
 
     @property
@@ -133,6 +130,10 @@ class ReadPolicy(ComponentConfig):
 def is_priority(by: str | None) -> bool:
     """Whether `by` names a number that rows can be prioritized by."""
     return by in ("reward", "advantage", "staleness") or (by is not None and by.startswith("score:") and len(by) > 6)
+
+
+def _misfit(field: str, said: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("misfit", "{said}: {fix}", {"field": field, "said": said, "fix": fix})
 
 
 def _said(value: str | None) -> str:
