@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from buffer_engine.errors import did_you_mean
 from buffer_engine.store.base import ReadPolicy
+from operators.base import OperatorConfig
 from pipelines.findings import Findings
 from pipelines.spec import Spec
 
@@ -52,7 +53,7 @@ def _priority(spec: Spec, read: ReadPolicy, found: Findings) -> None:
         )
     name = read.by.removeprefix("score:")
     if read.by.startswith("score:") and found.sound("operators"):
-        ids = [entry.config.id or entry.config.type for entry in spec.operators]
+        ids = [config.name for config in spec.operators if isinstance(config, OperatorConfig)]
         if name not in ids:
             found.warn(
                 at,

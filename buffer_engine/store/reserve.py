@@ -24,6 +24,8 @@ from buffer_engine.store.reading import SegmentReader
 from buffer_engine.store.segments import SegmentWriter
 
 _Row = dict[str, object]
+_CACHE_KIB = 32 * 1024
+"""Pages of the catalog that a reader keeps in memory; SQLite's 2 MiB do not hold the upper levels of its indexes."""
 
 
 class Reserver:
@@ -49,6 +51,7 @@ class Reserver:
             if policy.samples_per_insert is not None or policy.type == "mixture":
                 self._writer.ensure("events")
             with self._catalog.transaction("reserve a batch") as connection:
+                connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
                 expires_at, moment = now + lease_seconds, datetime.fromtimestamp(now, UTC)
                 freed = _free_expired(connection, now)
                 held = _held_by(connection, batch_id, run_id, model_version)

@@ -27,7 +27,10 @@ def at_point(weights: Mapping[Name, int], point: int) -> tuple[Name, int]:
         if point < weight:
             return name, point
         point -= weight
-    raise StoreError("the sums in the reader's index do not add up; drop the tables reader_* of the catalog")
+    raise StoreError(
+        "the sums in the reader's index do not add up; delete the rows of table reader_trees in the catalog, "
+        "and the next reservation makes it anew"
+    )
 
 
 class Draws:

@@ -47,7 +47,7 @@ class Facts:
     def stratum(self, policy: ReadPolicy, rows: Sequence[GroupRow], ready: Sequence[GroupRow]) -> str:
         """The part of the policy's tree that a group belongs to."""
         if policy.type == "mixture":
-            return EXPERT if any(self._made_by(row) == "import" for row in rows) else ROLLOUT
+            return EXPERT if self._cell(rows[0], "made_by").as_py() == "import" else ROLLOUT
         if policy.type == "stratified" and policy.by == "task":
             return rows[0].task_id
         if policy.type == "stratified":
@@ -98,9 +98,6 @@ class Facts:
             row.experience_id,
         )
 
-    def _made_by(self, row: GroupRow) -> str:
-        return self._cell(row, "made_by").as_py()
-
     def _cell(self, row: GroupRow, column: str) -> Any:
         """One value of the payload as an Arrow scalar; nothing else of the row is decoded."""
         frame = self._frames.get(row.frame_id)
@@ -112,16 +109,17 @@ class Facts:
         found = self._connection.execute(query, arguments).fetchone()
         return None if found is None else found[0]
 
-    def _read(self, table: str, take: Callable[[pa.RecordBatch], None]) -> None:
+    def _read(self, table: str, take: Callable[[pa.RecordBatch, bool], None]) -> None:
         seen = self._one("SELECT version FROM reader_sources WHERE name = ?", table) or 0
         now = current_version(self._connection)
         if now == seen:
             return
         for frame in frames_of(self._connection, table, after=seen):
-            take(self._reader.batch(frame))
+            # at the first reading the tree that asks was just made, and finds every group changed anyway
+            take(self._reader.batch(frame), seen > 0)
         self._connection.execute("INSERT OR REPLACE INTO reader_sources VALUES (?, ?)", (table, now))
 
-    def _take_scores(self, batch: pa.RecordBatch) -> None:
+    def _take_scores(self, batch: pa.RecordBatch, late: bool) -> None:
         rows = list(_columns(batch, "experience_id", "name", "version", "value", "weight"))
         self._connection.executemany(
             "INSERT INTO reader_scores VALUES (?, ?, ?, ?, ?) ON CONFLICT (experience_id, name) DO UPDATE SET "
@@ -129,19 +127,21 @@ class Facts:
             "WHERE excluded.version > version",
             rows,
         )
+        if not late:
+            return
         self._connection.executemany(
             "INSERT OR IGNORE INTO reader_dirty SELECT run_id, group_id FROM index_rollouts "
             "WHERE experience_id = ? AND partition = 'train'",
             [(row[0],) for row in rows],
         )
 
-    def _take_advantages(self, batch: pa.RecordBatch) -> None:
+    def _take_advantages(self, batch: pa.RecordBatch, _: bool) -> None:
         rows = _columns(batch, "experience_id", "batch_id", "advantage")
         self._connection.executemany(
             "INSERT OR REPLACE INTO reader_advantages VALUES (?, ?, ?)", [row for row in rows if row[2] is not None]
         )
 
-    def _take_tasks(self, batch: pa.RecordBatch) -> None:
+    def _take_tasks(self, batch: pa.RecordBatch, _: bool) -> None:
         self._connection.executemany(
             "INSERT OR REPLACE INTO reader_tasks VALUES (?, ?)", list(_columns(batch, "task_id", "taskset"))
         )

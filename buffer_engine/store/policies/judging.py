@@ -7,8 +7,11 @@ of ready groups and the tests all mean the same by "ready".
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
 
 from buffer_engine.store.base import ReadPolicy
 
@@ -16,9 +19,11 @@ Refusal = tuple[str, str, str]
 """(experience id, reason, detail)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """Bookkeeping of one rollout of a group; `frame_id` and `row` say where its payload lies."""
+class GroupRow(NamedTuple):
+    """Bookkeeping of one rollout of a group; `frame_id` and `row` say where its payload lies.
+
+    A tuple because the first reservation may make one for every row of a store.
+    """
 
     experience_id: str
     sequence: int
@@ -29,6 +34,8 @@ class GroupRow:
     failed: bool
     group_size: int
     sample_index: int
+    attempt: int
+    turn_index: int
     model_version: int | None
     trained_step: int | None
     frame_id: int
@@ -52,20 +59,30 @@ class Judgement:
     recheck: int | None = None
 
 
-_COLUMNS = (
-    "experience_id, sequence, task_id, status, uses, reserved_by, failed, group_size, sample_index, model_version, "
-    "trained_step, frame_id, row"
-)
-
-
 def rows_of_group(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[GroupRow]:
     """Training rows of a group, by sample, attempt and turn."""
     found = connection.execute(
-        f"SELECT {_COLUMNS} FROM index_rollouts WHERE run_id = ? AND group_id = ? AND partition = 'train' "
-        "ORDER BY sample_index, attempt, turn_index, sequence",
+        f"SELECT {', '.join(GroupRow._fields)} FROM index_rollouts "
+        "WHERE run_id = ? AND group_id = ? AND partition = 'train'",
         (run_id, group_id),
     )
-    return [GroupRow(*row) for row in found]
+    return sorted(map(GroupRow._make, found), key=_place)
+
+
+def rows_of_changed(connection: sqlite3.Connection, run_id: str) -> Iterator[tuple[str, list[GroupRow]]]:
+    """Groups of a run in `reader_dirty` with their rows, as `rows_of_group` gives them; none when all were deleted."""
+    found = connection.execute(
+        f"SELECT group_id, {', '.join(f'i.{name}' for name in GroupRow._fields)} FROM reader_dirty d "
+        "LEFT JOIN index_rollouts i USING (run_id, group_id) WHERE d.run_id = ? ORDER BY d.group_id",
+        (run_id,),
+    )
+    for group_id, rows in groupby(found, key=itemgetter(0)):
+        # the partition is that of the whole group, so only training groups are ever noted
+        yield group_id, sorted((GroupRow._make(row[1:]) for row in rows if row[1] is not None), key=_place)
+
+
+def _place(row: GroupRow) -> tuple[int, int, int, int]:
+    return row.sample_index, row.attempt, row.turn_index, row.sequence
 
 
 def judge(

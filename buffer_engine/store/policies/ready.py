@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.policies.facts import Facts
-from buffer_engine.store.policies.judging import Judgement, Refusal, judge, rows_of_group
+from buffer_engine.store.policies.judging import GroupRow, Refusal, judge, rows_of_changed, rows_of_group
 from buffer_engine.store.policies.tables import LEVELS, need_index
 
 SCALE = 1 << 20
@@ -25,9 +25,8 @@ _NO_PART = ("rows", "min_rows", "seed", "samples_per_insert", "min_size", "balan
 """Fields that do not change which groups are ready or how they weigh: policies that differ in them share a tree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A group in a tree; weight 0: not ready."""
+class Leaf(NamedTuple):
+    """A group in a tree, in the order of the table's columns; weight 0: not ready."""
 
     first: int
     stratum: str
@@ -48,6 +47,56 @@ def priority_weight(policy: ReadPolicy, value: float) -> int:
     return min(max(1, round(priority**policy.exponent * SCALE)), SCALE * SCALE)
 
 
+class _Changes:
+    """Leaves of one tree that are replaced, and what that adds to the sums above them."""
+
+    def __init__(self, tree: int) -> None:
+        self.tree = tree
+        self._ready: Counter[str] = Counter()
+        self._weight: Counter[str] = Counter()
+        self._served: Counter[str] = Counter()
+        self._nodes: Counter[tuple[str, int, int]] = Counter()
+        self._stored: list[tuple[object, ...]] = []
+        self._gone: list[tuple[int, str]] = []
+
+    def replace(self, group_id: str, before: Leaf | None, after: Leaf | None, *, sums: bool) -> None:
+        """Put `after` in the place of `before`; None: no leaf. `sums`: the tree has inner nodes."""
+        for leaf, sign in ((before, -1), (after, 1)):
+            if leaf is None:
+                continue
+            self._ready[leaf.stratum] += sign * (leaf.weight > 0)
+            self._weight[leaf.stratum] += sign * leaf.weight
+            self._served[leaf.stratum] += sign * leaf.served
+            if sums and leaf.weight:
+                for level, shift in enumerate(LEVELS, 1):
+                    self._nodes[leaf.stratum, level, leaf.first >> shift] += sign * leaf.weight
+        if after is None:
+            self._gone.append((self.tree, group_id))
+        else:
+            self._stored.append((self.tree, group_id, *after))
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Write everything down."""
+        tree, execute = self.tree, connection.executemany
+        execute("DELETE FROM reader_leaves WHERE tree = ? AND group_id = ?", self._gone)
+        execute("INSERT OR REPLACE INTO reader_leaves VALUES (?, ?, ?, ?, ?, ?, ?)", self._stored)
+        execute(
+            "INSERT INTO reader_strata VALUES (?, ?, ?, ?, ?) ON CONFLICT (tree, stratum) DO UPDATE SET "
+            "ready = ready + excluded.ready, weight = weight + excluded.weight, served = served + excluded.served",
+            [(tree, one, self._ready[one], self._weight[one], self._served[one]) for one in self._ready],
+        )
+        nodes = [(tree, *key, change) for key, change in self._nodes.items() if change]
+        execute(
+            "INSERT INTO reader_nodes VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (tree, stratum, level, node) DO UPDATE SET weight = weight + excluded.weight",
+            nodes,
+        )
+        execute(
+            "DELETE FROM reader_nodes WHERE tree = ? AND stratum = ? AND level = ? AND node = ? AND weight = 0",
+            [node[:4] for node in nodes if node[4] < 0],
+        )
+
+
 class ReadyIndex:
     """One tree of the index, inside one transaction; `number` is its key in the tables."""
 
@@ -66,17 +115,9 @@ class ReadyIndex:
         self._run_id = run_id
         self._version = model_version
         self.refused: list[Refusal] = []
+        self._made: int | None = None
         self.number = self._tree()
         self._refresh()
-
-    def judge(self, group_id: str) -> Judgement:
-        """What becomes of a group now."""
-        return judge(
-            rows_of_group(self._connection, self._run_id, group_id),
-            self._policy,
-            self._version,
-            self._facts.newest_version,
-        )
 
     def _tree(self) -> int:
         """The tree's key; a new one finds every group of the run changed."""
@@ -106,6 +147,7 @@ class ReadyIndex:
             (self._run_id,),
         )
         assert made.lastrowid is not None
+        self._made = made.lastrowid
         return made.lastrowid
 
     def _drop(self, trees: Iterable[int]) -> None:
@@ -119,65 +161,31 @@ class ReadyIndex:
         ).fetchall()
         trees = {tree: (_policy(text), version) for tree, text, version in found}
         self._facts.catch_up([policy for policy, _ in trees.values()])
-        changed = self._groups("SELECT group_id FROM reader_dirty WHERE run_id = ? ORDER BY group_id", self._run_id)
-        for tree, (policy, version) in trees.items():
-            groups = changed
-            if tree == self.number:
-                due = self._groups(
-                    "SELECT group_id FROM reader_leaves WHERE tree = ? AND recheck <= ? ORDER BY group_id",
-                    tree, version,
-                )  # fmt: skip
-                groups = list(dict.fromkeys([*changed, *due]))
-            self._renew(tree, policy, version, groups)
+        changes = {tree: _Changes(tree) for tree in trees}
+        for group_id, rows in rows_of_changed(self._connection, self._run_id):
+            for tree, (policy, version) in trees.items():
+                self._renew(changes[tree], policy, version, group_id, rows)
+        policy, version = trees[self.number]
+        due = self._connection.execute(
+            # without the hint SQLite walks all leaves of the tree
+            "SELECT group_id FROM reader_leaves INDEXED BY reader_leaves_due WHERE tree = ? AND recheck <= ? "
+            "AND group_id NOT IN (SELECT group_id FROM reader_dirty WHERE run_id = ?)",
+            (self.number, version, self._run_id),
+        )
+        for (group_id,) in due.fetchall():
+            rows = rows_of_group(self._connection, self._run_id, group_id)
+            self._renew(changes[self.number], policy, version, group_id, rows)
+        for change in changes.values():
+            change.write(self._connection)
         self._connection.execute("DELETE FROM reader_dirty WHERE run_id = ?", (self._run_id,))
 
-    def _groups(self, query: str, *arguments: str | int) -> list[str]:
-        return [group_id for (group_id,) in self._connection.execute(query, arguments)]
-
-    def _renew(self, tree: int, policy: ReadPolicy, version: int, groups: Iterable[str]) -> None:
-        """Replace the leaves of `groups` and add the differences up the tree."""
-        ready: Counter[str] = Counter()
-        weight: Counter[str] = Counter()
-        served: Counter[str] = Counter()
-        nodes: Counter[tuple[str, int, int]] = Counter()
-        stored: list[tuple[object, ...]] = []
-        gone: list[tuple[int, str]] = []
-        for group_id in groups:
-            before, after = self._stored(tree, group_id), self._leaf(tree, policy, version, group_id)
-            if before == after:
-                continue
-            for leaf, sign in ((before, -1), (after, 1)):
-                if leaf is None:
-                    continue
-                ready[leaf.stratum] += sign * (leaf.weight > 0)
-                weight[leaf.stratum] += sign * leaf.weight
-                served[leaf.stratum] += sign * leaf.served
-                if weighs(policy) and leaf.weight:
-                    for level, shift in enumerate(LEVELS, 1):
-                        nodes[leaf.stratum, level, leaf.first >> shift] += sign * leaf.weight
-            if after is None:
-                gone.append((tree, group_id))
-            else:
-                stored.append(
-                    (tree, group_id, after.first, after.stratum, after.weight, after.served, after.recheck)
-                )  # fmt: skip
-        execute = self._connection.executemany
-        execute("DELETE FROM reader_leaves WHERE tree = ? AND group_id = ?", gone)
-        execute("INSERT OR REPLACE INTO reader_leaves VALUES (?, ?, ?, ?, ?, ?, ?)", stored)
-        execute(
-            "INSERT INTO reader_strata VALUES (?, ?, ?, ?, ?) ON CONFLICT (tree, stratum) DO UPDATE SET "
-            "ready = ready + excluded.ready, weight = weight + excluded.weight, served = served + excluded.served",
-            [(tree, one, ready[one], weight[one], served[one]) for one in ready],
-        )
-        execute(
-            "INSERT INTO reader_nodes VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (tree, stratum, level, node) DO UPDATE SET weight = weight + excluded.weight",
-            [(tree, *key, change) for key, change in nodes.items() if change],
-        )
-        execute(
-            "DELETE FROM reader_nodes WHERE tree = ? AND stratum = ? AND level = ? AND node = ? AND weight = 0",
-            [(tree, *key) for key, change in nodes.items() if change < 0],
-        )
+    def _renew(
+        self, changes: _Changes, policy: ReadPolicy, version: int, group_id: str, rows: Sequence[GroupRow]
+    ) -> None:
+        before = None if changes.tree == self._made else self._stored(changes.tree, group_id)
+        after = self._leaf(changes.tree, policy, version, rows)
+        if before != after:
+            changes.replace(group_id, before, after, sums=weighs(policy))
 
     def _stored(self, tree: int, group_id: str) -> Leaf | None:
         found = self._connection.execute(
@@ -186,8 +194,7 @@ class ReadyIndex:
         ).fetchone()
         return None if found is None else Leaf(*found)
 
-    def _leaf(self, tree: int, policy: ReadPolicy, version: int, group_id: str) -> Leaf | None:
-        rows = rows_of_group(self._connection, self._run_id, group_id)
+    def _leaf(self, tree: int, policy: ReadPolicy, version: int, rows: Sequence[GroupRow]) -> Leaf | None:
         if not rows:
             return None
         found = judge(rows, policy, version, self._facts.newest_version)

@@ -43,7 +43,7 @@ WHEN old.partition = 'train' BEGIN
     INSERT OR IGNORE INTO reader_dirty VALUES (old.run_id, old.group_id);
 END;
 CREATE TABLE IF NOT EXISTS reader_trees (
-    tree INTEGER PRIMARY KEY, run_id TEXT NOT NULL, policy TEXT NOT NULL, version INTEGER NOT NULL,
+    tree INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL, policy TEXT NOT NULL, version INTEGER NOT NULL,
     used INTEGER NOT NULL, UNIQUE (run_id, policy)
 );
 CREATE TABLE IF NOT EXISTS reader_leaves (
