@@ -21,11 +21,22 @@ from buffer_engine.schema import BATCH_ROWS, BATCHES, DECISIONS
 from buffer_engine.store.base import ExperienceStore, ReadPolicy, Reservation
 from operators.frame import current_reward
 from pipelines.clock import code_commit, now
+from pipelines.token_masks import MASK_COLUMNS, list_offsets, masked_rows, oldest_trained, train_masks
 from trainers.advantages import compute_advantages
 from trainers.algorithms.base import Algorithm
 from trainers.base import BATCH_SCHEMA, TrainBatch
 
-PAYLOAD = ("experience_id", "group_id", "made_by", "token_ids", "loss_mask", "logprobs", "model_version", "error")
+PAYLOAD = (
+    "experience_id",
+    "group_id",
+    "made_by",
+    "token_ids",
+    "loss_mask",
+    "logprobs",
+    "token_versions",
+    "model_version",
+    "error",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +89,13 @@ def build_manifest(
             counts["no_reward"] = missing.height
             unusable = _rejections(missing["experience_id"].to_list(), reservation.run_id, reservation.batch_id)
             frame = frame.filter(pl.col("reward").is_not_null())
-    masked = _masked_rows(store, frame["experience_id"].to_list())
+    masked = masked_rows(store, frame["experience_id"].to_list())
     frame = frame.with_columns(masked=pl.col("experience_id").is_in(sorted(masked)))
-    rows = _batch_rows(reservation.batch_id, frame, pl.Series([None] * frame.height, dtype=pl.Float64))
-    lengths = _trained_tokens(store, frame.filter(~pl.col("masked"))["experience_id"].to_list())
+    weights = [reservation.weight_of()[row] for row in frame["experience_id"].to_list()]
+    rows = _batch_rows(reservation.batch_id, frame, pl.Series([None] * frame.height, dtype=pl.Float64), weights)
+    reader = policy.model_dump(mode="json")
+    limit = oldest_trained(reader, reservation.model_version)
+    lengths = _trained_tokens(store, frame.filter(~pl.col("masked"))["experience_id"].to_list(), limit)
     batch = pa.table(
         {
             "batch_id": [reservation.batch_id],
@@ -93,7 +107,7 @@ def build_manifest(
             "trained_tokens": [lengths],
             "config_hash": [config_hash],
             "code_commit": [code_commit()],
-            "reader_json": [json.dumps(policy.model_dump(mode="json"), sort_keys=True)],
+            "reader_json": [json.dumps(reader, sort_keys=True)],
             "rng_json": [json.dumps({"seed": seed, "step": step})],
             "created_at": [now()],
         },
@@ -105,7 +119,7 @@ def build_manifest(
             penalties = pl.Series(reward_penalties(assemble_batch(store, batch, rows)).to_numpy(zero_copy_only=False))
             shaped = shaped.with_columns(pl.col("reward") - penalties)
         result = compute_advantages(algorithm.config.advantage, shaped)
-        rows = _batch_rows(reservation.batch_id, frame, result.advantages)
+        rows = _batch_rows(reservation.batch_id, frame, result.advantages, weights)
         counts.update(result.counts)
     return Manifest(batch, rows, unusable, counts)
 
@@ -114,7 +128,8 @@ def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> T
     """The trainer's rows of a stored manifest (one `batches` row and its `batch_rows`), in manifest order.
 
     Everything that can change later (rewards, advantages, masks) is read from the manifest, so the same manifest gives
-    the same rows whenever it is asked for. Rows that the manifest calls masked keep their place and train on no token.
+    the same rows whenever it is asked for. Rows that the manifest calls masked keep their place and train on no token;
+    with `over_age: mask` the tokens that are too old for the manifest's weights do not train either.
 
     Raises:
         TrainingError: the manifest names no rows.
@@ -125,7 +140,9 @@ def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> T
         raise TrainingError(f"batch {batch.column('batch_id')[0]} has no rows")
     payload = store.fetch(ids, columns=list(PAYLOAD))
     masked = pc.fill_null(rows.column("masked"), False).to_numpy().astype(bool)
-    loss_mask = _zero_rows(payload.column("loss_mask"), masked)
+    reader = json.loads(batch.column("reader_json")[0].as_py())
+    limit = oldest_trained(reader, batch.column("model_version")[0].as_py())
+    loss_mask = train_masks(payload, masked, limit)
     table = pa.table(
         {
             "experience_id": payload.column("experience_id"),
@@ -165,7 +182,7 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     return frame
 
 
-def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series) -> pa.Table:
+def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series, weights: list[float]) -> pa.Table:
     return pa.table(
         {
             "batch_id": [batch_id] * frame.height,
@@ -174,7 +191,7 @@ def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series) -> pa
             "group_id": frame["group_id"].to_list(),
             "reward": frame["reward"].to_list(),
             "advantage": advantages.to_list(),
-            "weight": np.ones(frame.height),
+            "weight": weights,
             "kind": ["expert" if made_by == "import" else "rollout" for made_by in frame["made_by"].to_list()],
             "score_versions_json": frame["score_versions_json"].to_list(),
             "masked": frame["masked"].to_list(),
@@ -183,10 +200,11 @@ def _batch_rows(batch_id: str, frame: pl.DataFrame, advantages: pl.Series) -> pa
     )
 
 
-def _trained_tokens(store: ExperienceStore, ids: list[str]) -> int:
+def _trained_tokens(store: ExperienceStore, ids: list[str], limit: int | None) -> int:
     """Tokens that rows train on: the batch's token denominator."""
-    mask = _one_list(store.fetch(ids, columns=["loss_mask"]).column("loss_mask"))
-    return int(mask.flatten().to_numpy(zero_copy_only=False).astype(np.int64).sum())
+    payload = store.fetch(ids, columns=list(MASK_COLUMNS))
+    masks = train_masks(payload, np.zeros(len(ids), dtype=bool), limit)
+    return int(masks.flatten().to_numpy(zero_copy_only=False).astype(np.int64).sum())
 
 
 def _rejections(ids: list[str], run_id: str, batch_id: str) -> pa.Table:
@@ -207,26 +225,6 @@ def _rejections(ids: list[str], run_id: str, batch_id: str) -> pa.Table:
     )
 
 
-def _masked_rows(store: ExperienceStore, ids: list[str]) -> set[str]:
-    """Those of the rows that a verdict masked, as far as is known now."""
-    decisions = store.narrow("decisions", ids)
-    chosen = decisions.filter(pc.equal(decisions.column("verdict"), "mask"))
-    return set(chosen.column("experience_id").to_pylist())
-
-
-def _one_list(column: pa.ChunkedArray) -> pa.ListArray:
-    chunks = column.combine_chunks()
-    return chunks if isinstance(chunks, pa.ListArray) else pa.concat_arrays(chunks.chunks)
-
-
-def _zero_rows(column: pa.ChunkedArray, zero: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.ListArray:
-    """The mask with every token of the chosen rows switched off."""
-    mask = _one_list(column)
-    lengths = np.asarray(mask.value_lengths())
-    flat = mask.flatten().to_numpy(zero_copy_only=False).astype(bool) & ~np.repeat(zero, lengths)
-    return pa.ListArray.from_arrays(_offsets(lengths), pa.array(flat))
-
-
 def _token_advantages(column: pa.ChunkedArray, loss_mask: pa.ListArray) -> pa.Array:
     """Row advantages spread over the unmasked tokens; null rows stay null."""
     values = column.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -235,8 +233,4 @@ def _token_advantages(column: pa.ChunkedArray, loss_mask: pa.ListArray) -> pa.Ar
     lengths = np.asarray(loss_mask.value_lengths())
     flat_mask = loss_mask.flatten().to_numpy(zero_copy_only=False).astype(bool)
     flat = np.where(flat_mask, np.repeat(np.nan_to_num(values), lengths), 0.0)
-    return pa.ListArray.from_arrays(_offsets(lengths), pa.array(flat))
-
-
-def _offsets(lengths: np.ndarray[Any, Any]) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    return pa.ListArray.from_arrays(list_offsets(lengths), pa.array(flat))

@@ -32,6 +32,7 @@ def reserve_batch(
         The `batches` row and the `batch_rows`, as stored.
     """
     store = assembly.store
+    read = read.seeded(assembly.spec.seed)
     reservation = store.reserve(read, run_id=assembly.run_id, batch_id=batch_id, model_version=model_version)
     if reservation is None:
         return None

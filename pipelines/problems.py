@@ -150,6 +150,8 @@ def _complaint(model: type[BaseModel], data: Mapping[str, Any], path: PathParts,
         return Complaint((*path, "type"), message, str(context.get("fix", "")), path)
     if kind == "missing_type":
         return Complaint(path, f"a {context.get('kind')} needs a `type`", str(context.get("fix", "")), path)
+    if kind == "misfit":  # fields that do not go together: one of them is to blame, any of them may be missing
+        return Complaint((*path, str(context.get("field"))), str(context.get("said")), str(context.get("fix")), path)
     doc = _doc_at(model, data, path)
     usual = f"the default is {doc.default}" if doc is not None and doc.default not in (None, "null") else ""
     if kind == "literal_error":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from buffer_engine.store.base import ReadPolicy
 from pipelines.findings import Findings, counted, written_at
+from pipelines.read_checks import check_read
 from pipelines.spec import Spec
 from pipelines.yaml_text import PathParts
 
@@ -18,6 +19,7 @@ def check_sizes(spec: Spec, found: Findings) -> None:
         found.skip(_BATCHES, found.unsound("trainer"))
     if isinstance(read, ReadPolicy) and _sound(found, "trainer.read", "loop.publish_every"):
         _batch(spec, read, found)
+        check_read(spec, read, found)
         if read.max_staleness is not None and explorer is not None and loop.publish_every - 1 > read.max_staleness:
             found.problem(
                 ("loop", "publish_every"),

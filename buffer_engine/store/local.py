@@ -86,7 +86,7 @@ class LocalStore:
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
         self._reader = SegmentReader(layout)
         self._appender = Appender(catalog, self._writer, self._reader)
-        self._reserver = Reserver(catalog, self._appender, self._writer)
+        self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
     @property
     def path(self) -> Path:

@@ -1,55 +1,42 @@
-"""Which rows a batch takes next: whole groups, first come first served, never one twice at a time.
+"""Reservations: a policy's choice made once and for all readers, in one transaction.
 
-Groups are read in order of their first row's arrival, so the same rows give the same batches. The walk stops as soon as
-the batch is full and looks only at groups with a kept row that may still train.
+Everything that decides which rows come next is in `policies`; here is what makes the decision hold: freed leases, a
+repeat that finds its rows again, verdicts and reservation together, nothing when it is too little.
 """
 
 from __future__ import annotations
 
-import heapq
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
 from buffer_engine.errors import StoreError
-from buffer_engine.schema import DECISIONS
+from buffer_engine.schema import TABLES
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy, Reservation
 from buffer_engine.store.catalog import Catalog, next_version
 from buffer_engine.store.history import note_batch
+from buffer_engine.store.policies.choosing import Choice, choose
+from buffer_engine.store.policies.facts import Facts
+from buffer_engine.store.policies.limiting import first_time, too_far_ahead
+from buffer_engine.store.policies.picking import recall, remember
+from buffer_engine.store.reading import SegmentReader
 from buffer_engine.store.segments import SegmentWriter
 
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    experience_id: str
-    status: str
-    uses: int
-    reserved_by: str | None
-    failed: bool
-    group_size: int
-    sample_index: int
-    model_version: int | None
-
-
-@dataclass(slots=True)
-class _Choice:
-    """What one reservation takes and what it rejects: (experience id, reason, detail)."""
-
-    taken: list[str] = field(default_factory=list[str])
-    rejected: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+_Row = dict[str, object]
+_CACHE_KIB = 32 * 1024
+"""Pages of the catalog that a reader keeps in memory; SQLite's 2 MiB do not hold the upper levels of its indexes."""
 
 
 class Reserver:
     """Reservations of one store."""
 
-    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter) -> None:
+    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: SegmentReader) -> None:
         self._catalog = catalog
         self._appender = appender
         self._writer = writer
+        self._reader = reader
 
     def reserve(
         self, policy: ReadPolicy, *, run_id: str, batch_id: str, model_version: int, lease_seconds: float, now: float
@@ -60,59 +47,70 @@ class Reserver:
             StoreError: the batch id has a manifest already, or a group alone is larger than `policy.rows`.
         """
         with self._catalog.lock:
-            self._writer.ensure("decisions")  # a new segment needs a transaction of its own
+            # a new segment needs a transaction of its own
+            self._writer.ensure("decisions")
+            if policy.samples_per_insert is not None or policy.type == "mixture":
+                self._writer.ensure("events")
             with self._catalog.transaction("reserve a batch") as connection:
+                connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+                expires_at, moment = now + lease_seconds, datetime.fromtimestamp(now, UTC)
                 freed = _free_expired(connection, now)
                 held = _held_by(connection, batch_id, run_id, model_version, freed)
-                if held:
-                    connection.execute(
-                        "UPDATE batches SET expires_at = ? WHERE batch_id = ?", (now + lease_seconds, batch_id)
-                    )
+                if held is not None:
+                    connection.execute("UPDATE batches SET expires_at = ? WHERE batch_id = ?", (expires_at, batch_id))
                     note_batch(connection, next_version(connection), *freed)
-                    return Reservation(batch_id, run_id, held, model_version, now + lease_seconds)
-                choice = _choose(connection, policy, run_id, model_version)
-                reserved = len(choice.taken) >= policy.min_rows
-                if not (freed or choice.rejected or reserved):
+                    return Reservation(batch_id, run_id, held[0], model_version, expires_at, held[1])
+                choice = choose(
+                    connection, Facts(connection, self._reader), policy,
+                    run_id=run_id, batch_id=batch_id, model_version=model_version,
+                )  # fmt: skip
+                enough = len(choice.rows) >= policy.min_rows
+                waits = too_far_ahead(connection, policy, run_id, len(choice.rows)) if enough else None
+                reserved = enough and waits is None
+                decisions = [_verdict("reject", *refusal) for refusal in choice.refused]
+                events: list[_Row] = []
+                if waits is not None and first_time(connection, run_id, batch_id):
+                    events.append(_event("rate_limited", 1, f"batch {batch_id}: {waits}"))
+                if reserved:
+                    decisions += [
+                        _verdict("mask", one, "over_age", f"oldest token version {version}")
+                        for one, version in choice.masked
+                    ]
+                    if choice.off_ratio:
+                        events.append(_event("mixture_short", 1, f"batch {batch_id}: {choice.off_ratio}"))
+                if not (freed or decisions or events or reserved):
                     return None
                 version = next_version(connection)
                 note_batch(connection, version, *freed)
-                self._reject(connection, version, choice.rejected, run_id, batch_id, now)
+                self._append(
+                    connection,
+                    version,
+                    {"decisions": decisions, "events": events},
+                    {"run_id": run_id, "pass_id": batch_id, "decided_at": moment, "recorded_at": moment},
+                )
                 if not reserved:
                     return None
-                connection.executemany(
-                    "UPDATE index_rollouts SET reserved_by = ? WHERE experience_id = ?",
-                    [(batch_id, experience_id) for experience_id in choice.taken],
-                )
+                ids = _take(connection, policy, choice, batch_id)
                 connection.execute(
                     "INSERT OR REPLACE INTO batches VALUES (?, ?, 'reserved', NULL, ?, ?, ?, ?, NULL)",
-                    (batch_id, run_id, len(choice.taken), model_version, now, now + lease_seconds),
+                    (batch_id, run_id, len(ids), model_version, now, expires_at),
                 )
                 note_batch(connection, version, batch_id)
-                return Reservation(batch_id, run_id, tuple(choice.taken), model_version, now + lease_seconds)
+                return Reservation(batch_id, run_id, ids, model_version, expires_at, tuple(choice.weights))
 
-    def _reject(
-        self,
-        connection: sqlite3.Connection,
-        version: int,
-        rejected: list[tuple[str, str, str]],
-        run_id: str,
-        batch_id: str,
-        now: float,
+    def _append(
+        self, connection: sqlite3.Connection, version: int, tables: dict[str, list[_Row]], common: _Row
     ) -> None:
-        if not rejected:
-            return
-        moment = datetime.fromtimestamp(now, UTC)
-        rows = [
-            {
-                "experience_id": experience_id, "verdict": "reject", "operator": "reader", "reason": reason,
-                "detail": detail, "pass_id": batch_id, "run_id": run_id, "decided_at": moment,
-            }
-            for experience_id, reason, detail in rejected
-        ]  # fmt: skip
-        staged = self._appender.stage({"decisions": pa.Table.from_pylist(rows, schema=DECISIONS.schema)})
-        fresh = self._appender.select_new(connection, staged)
-        frames = self._appender.write(fresh, may_roll=False)
-        self._appender.record(connection, version, fresh, frames)
+        """Append rows in this transaction, with those of the columns `common` that their table has."""
+        given: dict[str, pa.Table] = {}
+        for name, rows in tables.items():
+            schema = TABLES[name].schema
+            shared = {key: value for key, value in common.items() if key in schema.names}
+            if rows:
+                given[name] = pa.Table.from_pylist([row | shared for row in rows], schema=schema)
+        if given:
+            fresh = self._appender.select_new(connection, self._appender.stage(given))
+            self._appender.record(connection, version, fresh, self._appender.write(fresh, may_roll=False))
 
 
 def free(connection: sqlite3.Connection, batch_id: str) -> None:
@@ -142,8 +140,8 @@ def _free_expired(connection: sqlite3.Connection, now: float) -> list[str]:
 
 def _held_by(
     connection: sqlite3.Connection, batch_id: str, run_id: str, model_version: int, freed: list[str]
-) -> tuple[str, ...]:
-    """Rows of a live reservation of this very batch; empty when there is none to continue.
+) -> tuple[tuple[str, ...], tuple[float, ...]] | None:
+    """Rows and weights of a live reservation of this very batch; None when there is none to continue.
 
     A reservation for other weights is given back and its id added to `freed`.
     """
@@ -151,7 +149,7 @@ def _held_by(
         "SELECT run_id, status, step, model_version FROM batches WHERE batch_id = ?", (batch_id,)
     ).fetchone()
     if found is None:
-        return ()
+        return None
     owner, status, step, version = found
     if owner != run_id:
         raise StoreError(f"batch {batch_id!r} belongs to run {owner!r}, not {run_id!r}; batch ids name one batch")
@@ -161,73 +159,30 @@ def _held_by(
             "replay or release it, and reserve under a new id"
         )
     if status == "reserved" and version == model_version:
-        return reserved_rows(connection, batch_id)
+        held = recall(connection, batch_id) or (reserved_rows(connection, batch_id), ())
+        if held[0]:
+            return held
+    free(connection, batch_id)
     if status == "reserved":
-        free(connection, batch_id)
         freed.append(batch_id)
-    return ()
+    return None
 
 
-def _choose(connection: sqlite3.Connection, policy: ReadPolicy, run_id: str, model_version: int) -> _Choice:
-    choice = _Choice()
-    seen: set[str] = set()
-    for _, group_id in _candidates(connection, run_id, policy.max_uses):
-        if group_id in seen:
-            continue
-        seen.add(group_id)
-        rows = _group(connection, run_id, group_id)
-        ready, refused = _judge(rows, policy, model_version)
-        choice.rejected += refused
-        if len(choice.taken) + len(ready) > policy.rows:
-            if not choice.taken:
-                raise StoreError(
-                    f"group {group_id!r} has {len(ready)} rows to train and a batch takes at most rows={policy.rows}; "
-                    "groups are taken whole: raise the reader's rows"
-                )
-            break
-        choice.taken += ready
-        if len(choice.taken) == policy.rows:
-            break
-    return choice
-
-
-def _candidates(connection: sqlite3.Connection, run_id: str, max_uses: int) -> Iterator[tuple[int, str]]:
-    # one ordered walk per number of uses keeps each on its index; merging them keeps the order of arrival
-    walks = [
-        connection.execute(
-            "SELECT group_first, group_id FROM index_rollouts WHERE run_id = ? AND partition = 'train' "
-            "AND uses = ? AND status = 'kept' ORDER BY group_first, group_id",
-            (run_id, uses),
-        )
-        for uses in range(max_uses)
-    ]
-    return iter(heapq.merge(*walks))
-
-
-def _group(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[_Row]:
-    found = connection.execute(
-        "SELECT experience_id, status, uses, reserved_by, failed, group_size, sample_index, model_version "
-        "FROM index_rollouts WHERE run_id = ? AND group_id = ? AND partition = 'train' "
-        "ORDER BY sample_index, attempt, turn_index, sequence",
-        (run_id, group_id),
+def _take(connection: sqlite3.Connection, policy: ReadPolicy, choice: Choice, batch_id: str) -> tuple[str, ...]:
+    ids = tuple(row.experience_id for row in choice.rows)
+    connection.executemany(
+        "UPDATE index_rollouts SET reserved_by = ? WHERE experience_id = ?", [(batch_id, one) for one in ids]
     )
-    return [_Row(*row) for row in found]
+    if policy.type != "fifo" or policy.balance is not None:
+        remember(connection, batch_id, ids, choice.weights)
+    return ids
 
 
-def _judge(rows: list[_Row], policy: ReadPolicy, model_version: int) -> tuple[list[str], list[tuple[str, str, str]]]:
-    """The rows of a group to train now, and those to reject; both empty when it has to wait."""
-    kept = [row for row in rows if row.status == "kept"]
-    if any(row.status in ("new", "held") for row in rows) or any(row.reserved_by is not None for row in kept):
-        return [], []
-    able = [row for row in kept if not row.failed and row.uses < policy.max_uses]
-    present, size = len({row.sample_index for row in rows}), max(row.group_size for row in rows)
-    if present < size and policy.incomplete == "wait":
-        return [], []
-    if present < size and policy.incomplete == "drop":
-        return [], [(row.experience_id, "incomplete", f"{present} of {size} siblings") for row in able]
-    versions = [row.model_version for row in able if row.model_version is not None]
-    if policy.max_staleness is not None and versions and model_version - min(versions) > policy.max_staleness:
-        detail = f"token version {min(versions)}, weights {model_version}, limit {policy.max_staleness}"
-        # a row that has trained already was used, not discarded: it is only not taken again
-        return [], [(row.experience_id, "stale", detail) for row in able if row.uses == 0]
-    return [row.experience_id for row in able], []
+def _verdict(verdict: str, experience_id: str, reason: str, detail: str) -> _Row:
+    return {
+        "experience_id": experience_id, "verdict": verdict, "operator": "reader", "reason": reason, "detail": detail,
+    }  # fmt: skip
+
+
+def _event(kind: str, count: int, detail: str) -> _Row:
+    return {"kind": kind, "count": count, "detail": detail}
