@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from config_sample import write_sample
+from rich.console import Console
 from store_rows import decision, decisions, rollout, score, table
+from tiny_run import manifest_rows, write_specification
 
 from buffer_engine.errors import ConfigError, Problem, TrainingError
 from buffer_engine.store import LocalStore, open_store
@@ -16,6 +19,7 @@ from buffer_engine.store.base import ReadPolicy
 from pipelines.batches import assemble_batch, build_manifest, stored_manifest
 from pipelines.load import load_spec
 from pipelines.plan import build_plan
+from pipelines.runner import resume_run, start_run
 from trainers.algorithms.sft import SFT, SFTConfig
 
 
@@ -85,6 +89,45 @@ def test_importance_weights_are_in_the_manifest_and_reach_the_trainer(store: Loc
     # priorities 4 and 1: chances 0.8 and 0.2, weights 1/1.6 and 1/0.4, the larger scaled to 1
     assert {row["experience_id"]: row["weight"] for row in stored} == pytest.approx({"x0": 0.25, "x1": 1.0})
     assert trained.column("weight").to_pylist() == [row["weight"] for row in stored]
+
+
+PRIORITIZED = (
+    "trainer.read.type=prioritized", "trainer.read.by=reward", "trainer.read.max_uses=3", "trainer.read.rows=8",
+    "trainer.read.max_staleness=4",
+)  # fmt: skip
+
+
+def test_a_run_stopped_and_resumed_draws_the_batches_of_the_run_that_was_not(tmp_path: Path, tiny_model: Path) -> None:
+    console = Console(file=io.StringIO())
+    whole = write_specification(tmp_path, tiny_model, steps=5, store="whole")
+    one = start_run(load_spec(whole, overrides=PRIORITIZED), console).folder
+    cut = load_spec(write_specification(tmp_path, tiny_model, steps=5, store="cut"), overrides=PRIORITIZED)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        reserve, calls = LocalStore.reserve, 0
+
+        def lost(self: LocalStore, *arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            found = reserve(self, *arguments, **named)
+            return stop() if calls == 5 else found  # reserved, and gone before the manifest
+
+        patch.setattr(LocalStore, "reserve", lost)
+        with pytest.raises(Stopped):
+            start_run(cut, console)
+    two = resume_run(cut.spec.store.path, console).folder
+
+    with open_store(one) as first, open_store(two) as second:
+        rows = [manifest_rows(store.table("batch_rows")) for store in (first, second)]
+        assert rows[0] == rows[1]
+        assert len(set(first.table("batch_rows").column("weight").to_pylist())) > 1
+        assert second.verify() == []
 
 
 def problems(file: Path) -> tuple[Problem, ...]:

@@ -151,6 +151,7 @@ def test_the_reward_is_the_weighted_sum_of_current_scores_and_a_late_score_moves
     assert found is not None
     assert set(found.weight_of().values()) == {1.0}
     store.release("b1")
+    assert reserve(store, "none", min_rows=9, **policy) is None  # nothing has changed since, but for the score
     scored(store, {0: 4.0}, weight=2.0, version=2)  # reward 8 → priority 9; x1 keeps 2 → 3
     found = reserve(store, "b2", **policy)
     assert found is not None
