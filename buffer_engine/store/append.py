@@ -1,15 +1,15 @@
 """Appends: validate, recognise repeats, write frames, make them durable, then commit them in one catalog transaction.
 
 Nothing is visible before the transaction and everything is after it. The slow parts (hashing, writing, syncing) happen
-outside it, so several writers rarely wait for each other; what was checked before is checked again inside only when
-another writer committed in the meantime.
+outside it, so several writers rarely wait for each other. Whether a key is new is decided by the index's own uniqueness
+inside the transaction: rows are first taken to be new unless a look at the catalog says otherwise, and a collision
+begins the append again with every key looked up. The disk works on the frames while their rows are hashed.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -25,23 +25,37 @@ from buffer_engine.store.validate import conform, row_label, table_spec
 
 _ATTEMPTS = 20
 _ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows")
+_NARROW = _ABOUT_ROLLOUTS
+_MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
-@dataclass(frozen=True, slots=True)
 class Staged:
-    """Valid rows of one table that become one frame, with their keys and content hashes."""
+    """Valid rows of one table that become one frame, with their keys and, once somebody asks, content hashes."""
 
-    spec: TableSpec
-    batch: pa.RecordBatch
-    keys: list[index.Key]
-    contents: list[bytes]
+    __slots__ = ("_contents", "batch", "keys", "spec")
+
+    def __init__(
+        self, spec: TableSpec, batch: pa.RecordBatch, keys: list[index.Key], contents: list[bytes] | None = None
+    ) -> None:
+        self.spec = spec
+        self.batch = batch
+        self.keys = keys
+        self._contents = contents
+
+    @property
+    def contents(self) -> list[bytes]:
+        """Content hash of every row; empty for a table without key."""
+        if self._contents is None:
+            self._contents = row_hashes(self.spec, self.batch) if self.spec.key else []
+        return self._contents
 
     def only(self, rows: Sequence[int]) -> Staged:
         """The given rows, in order."""
         if len(rows) == self.batch.num_rows:
             return self
         batch = self.batch.take(pa.array(rows, pa.int64()))
-        return Staged(self.spec, batch, [self.keys[row] for row in rows], [self.contents[row] for row in rows])
+        contents = None if self._contents is None else [self._contents[row] for row in rows]
+        return Staged(self.spec, batch, [self.keys[row] for row in rows], contents)
 
 
 class Appender:
@@ -63,25 +77,28 @@ class Appender:
         moved = dict(cursors or {})
         staged = self.stage(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
+        look_up = False
         with self._catalog.lock:
             for _ in range(_ATTEMPTS):
                 connection = self._catalog.read()
                 seen = current_version(connection)
-                fresh = self.select_new(connection, staged)
+                fresh = self._select(connection, staged, look_up=look_up)
                 if not fresh and inside is None and not self._moves(connection, moved):
                     return _receipt(seen, given, fresh)
-                frames = self.write(fresh)
-                with self._catalog.transaction("append rows") as connection:
-                    if current_version(connection) != seen and not _same(fresh, self.select_new(connection, staged)):
-                        continue  # another writer stored some of the rows: leave these frames unlisted, begin again
-                    version = next_version(connection)
-                    self.record(connection, version, fresh, frames)
-                    connection.executemany(
-                        "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                        list(moved.items()),
-                    )
-                    if inside is not None:
-                        inside(connection)
+                frames = self._write_and_hash(fresh)
+                try:
+                    with self._catalog.transaction("append rows") as connection:
+                        if current_version(connection) != seen:
+                            _check_partitions(connection, fresh)
+                        version = next_version(connection)
+                        self.record(connection, version, fresh, frames)
+                        if moved:
+                            connection.executemany(_MOVE_CURSOR, list(moved.items()))
+                        if inside is not None:
+                            inside(connection)
+                except index.KeyTakenError:
+                    look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
+                    continue
                 return _receipt(version, given, fresh)
         raise StoreBusyError(
             f"{self._catalog.layout.root}: other writers stored some of these rows {_ATTEMPTS} times in between; "
@@ -98,21 +115,10 @@ class Appender:
         staged: list[Staged] = []
         for name, rows in tables.items():
             spec = table_spec(name)
-            seen: dict[index.Key, tuple[bytes, pa.RecordBatch, int]] = {}
-            for batch in conform(spec, rows):
-                if not spec.key:
-                    staged.append(Staged(spec, batch, [], []))
-                    continue
-                part = Staged(spec, batch, index.keys_of(spec, batch), row_hashes(spec, batch))
-                kept: list[int] = []
-                for row, (key, content) in enumerate(zip(part.keys, part.contents, strict=True)):
-                    before = seen.setdefault(key, (content, batch, row))
-                    if before[1] is batch and before[2] == row:
-                        kept.append(row)
-                    elif before[0] != content:
-                        raise _conflict(spec, before[1].slice(before[2], 1), batch.slice(row, 1), "twice in one append")
-                if kept:
-                    staged.append(part.only(kept))
+            parts = [Staged(spec, batch, index.keys_of(spec, batch)) for batch in conform(spec, rows)]
+            if spec.key and len({key for part in parts for key in part.keys}) < rows.num_rows:
+                parts = _without_repeats(parts)
+            staged += parts
         return staged
 
     def select_new(self, connection: sqlite3.Connection, staged: Sequence[Staged]) -> list[Staged]:
@@ -121,9 +127,16 @@ class Appender:
         Raises:
             KeyConflictError, PartitionError, SchemaError: see `ExperienceStore.append_all`.
         """
+        return self._select(connection, staged, look_up=True)
+
+    def _select(self, connection: sqlite3.Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
+        """The rows that are not stored, or (without `look_up`) are not known to be: `index.insert` has the last word.
+
+        Heavy rows are looked up in any case, so that a repeat does not fill the disk with frames that nobody lists.
+        """
         fresh: list[Staged] = []
         for part in staged:
-            known = index.stored(connection, part.spec, part.keys) if part.spec.key else {}
+            known = self._known(connection, part, look_up=look_up or part.spec.name not in _NARROW)
             if known:
                 rows = [
                     row for row, key in enumerate(part.keys) if not self._repeats(connection, part, row, key, known)
@@ -135,9 +148,29 @@ class Appender:
         _check_references(connection, fresh)
         return fresh
 
+    def _known(
+        self, connection: sqlite3.Connection, part: Staged, *, look_up: bool
+    ) -> dict[index.Key, tuple[index.Place, bytes]]:
+        if not part.spec.key:
+            return {}
+        if not look_up:  # a repeat of a whole append shows in its first row or its last
+            known = index.stored(connection, part.spec, list(dict.fromkeys([part.keys[0], part.keys[-1]])))
+            if not known:
+                return {}
+        return index.stored(connection, part.spec, part.keys)
+
     def write(self, staged: Sequence[Staged], *, may_roll: bool = True) -> list[FrameRef]:
         """Write the frames and make them durable; they stay invisible until `record` and commit."""
         frames = [self._writer.write(part.spec.name, part.batch, may_roll=may_roll) for part in staged]
+        self._writer.sync()
+        return frames
+
+    def _write_and_hash(self, staged: Sequence[Staged]) -> list[FrameRef]:
+        """`write`, with the content hashes made while the disk takes the frames in."""
+        frames = [self._writer.write(part.spec.name, part.batch) for part in staged]
+        self._writer.start_sync()
+        for part in staged:
+            _ = part.contents
         self._writer.sync()
         return frames
 
@@ -178,6 +211,28 @@ class Appender:
             if differing_columns(part.spec, before, now):
                 raise _conflict(part.spec, before, now, "stored already")
         return True
+
+
+def _without_repeats(parts: Sequence[Staged]) -> list[Staged]:
+    """The rows without those that say the same as an earlier one; parts left empty are left out.
+
+    Raises:
+        KeyConflictError: one key occurs twice with different content.
+    """
+    seen: dict[index.Key, tuple[bytes, pa.RecordBatch, int]] = {}
+    left: list[Staged] = []
+    for part in parts:
+        kept: list[int] = []
+        for row, (key, content) in enumerate(zip(part.keys, part.contents, strict=True)):
+            before = seen.setdefault(key, (content, part.batch, row))
+            if before[1] is part.batch and before[2] == row:
+                kept.append(row)
+            elif before[0] != content:
+                one, other = before[1].slice(before[2], 1), part.batch.slice(row, 1)
+                raise _conflict(part.spec, one, other, "twice in one append")
+        if kept:
+            left.append(part.only(kept))
+    return left
 
 
 def cursor_value(connection: sqlite3.Connection, name: str) -> int:
@@ -228,6 +283,8 @@ def _check_partitions(connection: sqlite3.Connection, staged: Sequence[Staged]) 
             continue
         columns = [part.batch.column(name).to_pylist() for name in ("experience_id", "task_id", "partition")]
         known = index.partitions_of_tasks(connection, columns[1]) | partition_of_task
+        if not known:
+            continue
         for experience_id, task_id, partition in zip(*columns, strict=True):
             if known.get(task_id, partition) != partition:
                 raise PartitionError(
@@ -254,10 +311,6 @@ def _check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) 
                     f"{part.spec.name}: experience_id={min(unknown)!r} is not a stored rollout "
                     f"({len(unknown)} such id(s)); append the rollout first, or in the same call"
                 )
-
-
-def _same(one: Sequence[Staged], other: Sequence[Staged]) -> bool:
-    return [(part.spec.name, part.keys) for part in one] == [(part.spec.name, part.keys) for part in other]
 
 
 def _receipt(version: int, given: Mapping[str, int], fresh: Sequence[Staged]) -> AppendReceipt:

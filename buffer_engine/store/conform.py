@@ -7,6 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from buffer_engine.store.buffers import valid_of, values_of
+
 
 class Misfit(Exception):
     """An array cannot become the wanted type without loss; the text says why."""
@@ -22,6 +24,8 @@ def fit(array: pa.Array, target: pa.DataType) -> pa.Array:
         Misfit: another kind of type, a value out of range or not exactly representable, NaN, infinity, a null inside.
     """
     source = array.type
+    if source.equals(target) and _fits(array):
+        return array
     if pt.is_dictionary(source):
         return fit(array.dictionary_decode(), target)
     if pt.is_null(source):
@@ -36,6 +40,30 @@ def fit(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pt.is_floating(target) and not _all_finite(fitted):
         raise Misfit("a number must be finite (null means: not known)")
     return fitted
+
+
+def _fits(array: pa.Array) -> bool:
+    """Whether an array of the wanted type holds nothing that `fit` refuses; False also where that is not certain.
+
+    Nearly every append comes in the table's own types, so this decides from the buffers, without a compute call.
+    """
+    kind = array.type
+    if pt.is_floating(kind):
+        return _all_finite(array)
+    if pt.is_list(kind):
+        start, end = array.offset, array.offset + len(array)
+        offsets = array.buffers()[1]
+        if offsets is None or offsets.size == 0:
+            return False
+        bounds = np.frombuffer(offsets, dtype=np.int32, count=end + 1)
+        values = array.values.slice(int(bounds[start]), int(bounds[end] - bounds[start]))
+        return (pt.is_floating(kind.value_type) or not values.null_count) and _fits(values)
+    if pt.is_struct(kind):
+        for at in range(kind.num_fields):
+            child = array.field(at)
+            if (not kind.field(at).nullable and child.null_count) or not _fits(child):
+                return False
+    return True
 
 
 def _fit_list(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -114,4 +142,10 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _all_finite(array: pa.Array) -> bool:
-    return pc.all(pc.is_finite(array)).as_py() is not False
+    if pt.is_float16(array.type) or not pt.is_floating(array.type):
+        return pc.all(pc.is_finite(array)).as_py() is not False
+    finite = np.isfinite(values_of(array))
+    if finite.all():
+        return True
+    valid = valid_of(array)  # what lies under a null is nobody's number
+    return valid is not None and not bool(np.any(~finite & valid.view(np.bool_)))

@@ -18,6 +18,10 @@ _ROLLOUT_COLUMNS = (
     "experience_id", "run_id", "task_id", "group_id", "group_size", "attempt", "sample_index", "turn_index",
     "partition", "model_version",
 )  # fmt: skip
+class KeyTakenError(Exception):
+    """A row to be indexed has a key that is indexed already; never leaves the store."""
+
+
 STATUS_OF_VERDICT = {"keep": "kept", "reject": "rejected", "hold": "held", "release": "new"}
 
 
@@ -56,11 +60,12 @@ def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[st
     wanted = list(set(experience_ids))
     if not wanted:
         return set()
-    known = connection.execute(
-        "SELECT experience_id FROM json_each(?) k CROSS JOIN index_rollouts i ON i.experience_id = k.value",
+    unknown = connection.execute(
+        "SELECT value FROM json_each(?) "
+        "WHERE NOT EXISTS (SELECT 1 FROM index_rollouts i WHERE i.experience_id = json_each.value)",
         (json.dumps(wanted),),
     )
-    return set(wanted) - {row[0] for row in known}
+    return {row[0] for row in unknown}
 
 
 def tasks_with_prompts(connection: sqlite3.Connection, prompt_hashes: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -92,10 +97,26 @@ def insert(
     """Index the rows of a frame.
 
     Raises:
-        sqlite3.IntegrityError: a key is indexed already.
+        KeyTakenError: a key is indexed already; the transaction has to be rolled back.
     """
     if not spec.key:
         return
+    try:
+        _insert(connection, spec, batch, keys, contents, frame_id)
+    except sqlite3.IntegrityError as error:
+        if error.sqlite_errorname not in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
+            raise
+        raise KeyTakenError(spec.name) from error
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    spec: TableSpec,
+    batch: pa.RecordBatch,
+    keys: Sequence[Key],
+    contents: Sequence[bytes],
+    frame_id: int,
+) -> None:
     if spec.name == "rollouts":
         _insert_rollouts(connection, batch, contents, frame_id)
         return

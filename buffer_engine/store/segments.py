@@ -21,12 +21,14 @@ from buffer_engine.store.base import Durability
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import new_writer_id, segment_name
+from buffer_engine.store.writeback import start_writeback
 
 SEGMENT_BYTES = 256 << 20
 """A segment that would grow past this is closed and a new one begun (one frame may be larger)."""
 
 _AHEAD_HEAVY = 4 << 20
 _AHEAD_NARROW = 256 << 10
+_AHEAD_MOST = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class _Segment:
         self.path = path
         self.segment_id = segment_id
         self.offset = 0
+        self.synced = 0
         self._allocated = 0
         self._ahead = _AHEAD_HEAVY if table in ("rollouts", "tasks") else _AHEAD_NARROW
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -62,8 +65,10 @@ class _Segment:
         """Add bytes at the end and return where they start."""
         start, end = self.offset, self.offset + len(data)
         if end > self._allocated:
-            os.posix_fallocate(self.fd, self._allocated, end + self._ahead - self._allocated)
-            self._allocated = end + self._ahead
+            # in growing steps: each changes the file's size, which makes the next sync write the file system's log
+            ahead = min(max(self._ahead, end), _AHEAD_MOST)
+            os.posix_fallocate(self.fd, self._allocated, end + ahead - self._allocated)
+            self._allocated = end + ahead
         written = 0
         while written < len(data):
             written += os.pwrite(self.fd, data[written:], start + written)
@@ -142,6 +147,13 @@ class SegmentWriter:
             raise
         return FrameRef(table, segment.segment_id, offset, len(data), batch.num_rows, frame_checksum(data))
 
+    def start_sync(self) -> None:
+        """Have the disk begin with the frames written since the last `sync`, which will then wait less."""
+        if self._power:
+            for table in self._dirty:
+                segment = self._open[table]
+                start_writeback(segment.fd, segment.synced, segment.offset - segment.synced)
+
     def sync(self) -> None:
         """Make every frame written since the last call durable against loss of power (durability `power` only)."""
         for table in sorted(self._dirty):
@@ -158,6 +170,7 @@ class SegmentWriter:
             try:
                 with explained(segment.path, f"make rows of {table} durable"):
                     os.fdatasync(segment.fd)
+                segment.synced = segment.offset
             except StoreError:
                 self._leave(table)  # after a failed sync the page cache says nothing about the disk
                 raise

@@ -6,19 +6,24 @@ an error, never a silent cast: what the store holds is what was given.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, did_you_mean
 from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.buffers import offsets_of, text_data
 from buffer_engine.store.conform import Misfit, fit
 
 FRAME_BYTES = 64 << 20
 FRAME_ROWS = 65_536
+_PARTITIONS = ("train", "eval")
 _ALLOWED = {
-    "partition": ("train", "eval"),
-    "verdict": ("keep", "reject", "hold", "release", "mask"),
+    "tasks": {"partition": _PARTITIONS},
+    "rollouts": {"partition": _PARTITIONS},
+    "decisions": {"verdict": ("keep", "reject", "hold", "release", "mask")},
 }
 
 
@@ -41,7 +46,8 @@ def conform(spec: TableSpec, rows: pa.Table) -> list[pa.RecordBatch]:
         SchemaError: unknown or missing column, a type that does not fit losslessly, null where none may be, NaN or
             infinity, unequal per-token lengths, a value outside a closed set.
     """
-    _check_columns(spec, rows)
+    if not rows.schema.equals(spec.schema):
+        _check_columns(spec, rows)
     if rows.num_rows == 0:
         return []
     per_frame = max(1, min(FRAME_ROWS, int(rows.num_rows * FRAME_BYTES // max(rows.nbytes, 1))))
@@ -50,25 +56,28 @@ def conform(spec: TableSpec, rows: pa.Table) -> list[pa.RecordBatch]:
 
 def _check_columns(spec: TableSpec, rows: pa.Table) -> None:
     names: list[str] = rows.column_names
+    known: list[str] = spec.schema.names
     for name in names:
-        if name not in spec.schema.names:
-            raise SchemaError(f"{spec.name}: unknown column {name!r}: {did_you_mean(name, spec.schema.names)}")
+        if name not in known:
+            raise SchemaError(f"{spec.name}: unknown column {name!r}: {did_you_mean(name, known)}")
         if names.count(name) > 1:
             raise SchemaError(f"{spec.name}: column {name!r} occurs {names.count(name)} times; give it once")
-    missing = [field.name for field in spec.schema if not field.nullable and field.name not in names]
+    missing = [field.name for field in _fields(spec.name) if not field.nullable and field.name not in names]
     if missing:
         raise SchemaError(f"{spec.name}: missing column(s) {', '.join(missing)}; they may not be null")
 
 
 def _conform_slice(spec: TableSpec, rows: pa.Table) -> pa.RecordBatch:
     columns: list[pa.Array] = []
-    for field in spec.schema:
-        if field.name not in rows.column_names:
-            columns.append(pa.nulls(rows.num_rows, field.type))
+    positions = {name: at for at, name in enumerate(rows.column_names)}
+    for name, kind, field in _typed_fields(spec.name):
+        if name not in positions:
+            columns.append(pa.nulls(rows.num_rows, kind))
             continue
-        given = rows.column(field.name).combine_chunks()
+        chunks = rows.column(positions[name])
+        given = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
         try:
-            columns.append(fit(given, field.type))
+            columns.append(fit(given, kind))
         except Misfit as misfit:
             raise _misfit_error(spec, rows, field, given, misfit) from misfit
     batch = pa.RecordBatch.from_arrays(columns, schema=spec.schema)
@@ -76,6 +85,22 @@ def _conform_slice(spec: TableSpec, rows: pa.Table) -> pa.RecordBatch:
     _check_values(spec, batch)
     _check_lengths(spec, batch)
     return batch
+
+
+@cache
+def _typed_fields(table: str) -> list[tuple[str, pa.DataType, pa.Field]]:
+    """Name, type and field of a table's columns; every access to a schema makes them anew."""
+    return [(field.name, field.type, field) for field in TABLES[table].schema]
+
+
+def _fields(table: str) -> list[pa.Field]:
+    return [field for _, _, field in _typed_fields(table)]
+
+
+@cache
+def _needed(table: str) -> list[tuple[int, str]]:
+    """Position and name of the columns that may not be null."""
+    return [(at, field.name) for at, field in enumerate(_fields(table)) if not field.nullable]
 
 
 def _misfit_error(spec: TableSpec, rows: pa.Table, field: pa.Field, given: pa.Array, whole: Misfit) -> SchemaError:
@@ -91,28 +116,26 @@ def _misfit_error(spec: TableSpec, rows: pa.Table, field: pa.Field, given: pa.Ar
 
 
 def _check_nulls(spec: TableSpec, batch: pa.RecordBatch) -> None:
-    for field in spec.schema:
-        column = batch.column(field.name)
-        if not field.nullable and column.null_count:
+    for position, name in _needed(spec.name):
+        column = batch.column(position)
+        if column.null_count:
             at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise SchemaError(f"{spec.name}: {row_label(spec, batch, at)}: {field.name} is null; it needs a value")
+            raise SchemaError(f"{spec.name}: {row_label(spec, batch, at)}: {name} is null; it needs a value")
 
 
 def _check_values(spec: TableSpec, batch: pa.RecordBatch) -> None:
-    for name, allowed in _ALLOWED.items():
-        if name in spec.schema.names:
-            column = batch.column(name)
-            wrong = np.flatnonzero(~pc.is_in(column, pa.array(allowed)).to_numpy(zero_copy_only=False))
-            if len(wrong):
-                at = int(wrong[0])
-                raise SchemaError(
-                    f"{spec.name}: {row_label(spec, batch, at)}: {name} is {_short(column[at])}; "
-                    f"known: {', '.join(allowed)}"
-                )
+    for name, allowed in _ALLOWED.get(spec.name, {}).items():
+        column = batch.column(name)
+        if not set(column.unique().to_pylist()).issubset(allowed):
+            at = int(np.flatnonzero(~pc.is_in(column, pa.array(allowed)).to_numpy(zero_copy_only=False))[0])
+            raise SchemaError(
+                f"{spec.name}: {row_label(spec, batch, at)}: {name} is {_short(column[at])}; "
+                f"known: {', '.join(allowed)}"
+            )
     for name in spec.key:
         column = batch.column(name)
-        if pa.types.is_string(column.type):
-            # a NUL ends a text value for half of the tools that read a catalog
+        # a NUL ends a text value for half of the tools that read a catalog
+        if pa.types.is_string(column.type) and _has_nul(column):
             wrong = np.flatnonzero(pc.match_substring(column, "\0").to_numpy(zero_copy_only=False))
             if len(wrong):
                 raise SchemaError(f"{spec.name}: {name} {_short(column[int(wrong[0])])} contains a NUL character")
@@ -120,6 +143,12 @@ def _check_values(spec: TableSpec, batch: pa.RecordBatch) -> None:
 
 def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
     if not spec.per_token:
+        return
+    lengths_of = {name: np.diff(offsets_of(batch.column(name))) for name in ("token_ids", *spec.per_token)}
+    if all(
+        np.array_equal(lengths_of["token_ids"], lengths_of[name]) and not batch.column(name).null_count
+        for name in spec.per_token
+    ):
         return
     expected = pc.list_value_length(batch.column("token_ids")).to_numpy(zero_copy_only=False)
     for name in spec.per_token:
@@ -132,6 +161,12 @@ def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
                 f"{spec.name}: {row_label(spec, batch, at)}: {name} has length {lengths[at]} and token_ids has length "
                 f"{expected[at]}; both describe the same tokens"
             )
+
+
+def _has_nul(column: pa.Array) -> bool:
+    offsets = offsets_of(column)
+    data = np.frombuffer(text_data(column), dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return len(data) > 0 and int(data.min()) == 0
 
 
 def row_label(spec: TableSpec, rows: pa.Table | pa.RecordBatch, at: int) -> str:
