@@ -15,10 +15,9 @@ from buffer_engine.schema import ROLLOUTS, SCORES
 GROUP = 8
 """Rows of one group, siblings of one task."""
 
-_WORDS = (
-    "so the answer is then we take first number add to both sides which gives because let now check that value equals "
-    "remaining step carry over multiply divide total apples each box left right wait again therefore result sum of"
-).split()
+_TEXT = """so the answer is then we take first number add to both sides which gives because let now check that value
+equals remaining step carry over multiply divide total apples each box left right wait again therefore result sum of"""
+_WORDS = _TEXT.split()
 
 
 def rollout_rows(count: int, *, seed: int = 0, first: int = 0, tokens: int = 1000) -> pa.Table:
@@ -59,13 +58,13 @@ def rollout_rows(count: int, *, seed: int = 0, first: int = 0, tokens: int = 100
         "explore_step": pa.array(number // 512),
         "model_version": pa.array(number // 512),
         "token_versions": pa.array(
-            [[{"version": int(one) // 512, "length": int(length)}] for one, length in zip(number, lengths, strict=True)],
+            [[{"version": int(at) // 512, "length": int(size)}] for at, size in zip(number, lengths, strict=True)],
             ROLLOUTS.schema.field("token_versions").type,
         ),
         "messages": pa.array(
             [
-                [{"role": "user", "content": one[: len(one) // 4]}, {"role": "assistant", "content": one[len(one) // 4 :]}]
-                for one in text
+                [{"role": "user", "content": one[:cut]}, {"role": "assistant", "content": one[cut:]}]
+                for one, cut in ((one, len(one) // 4) for one in text)
             ],
             message,
         ),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,6 @@ Ranges = list[tuple[memoryview, list[int]]]
 """Bytes, and where each row's part of them begins, with the end."""
 
 
-
 @dataclass(slots=True)
 class _Level:
     """What one nesting level contributes: bytes of fixed width per element, texts, and lists of a deeper level."""
@@ -66,7 +66,7 @@ def row_hashes(spec: TableSpec, batch: pa.RecordBatch) -> list[bytes]:
     nested: Ranges = []
     for column in level.lists:
         _lay_out(column, np.arange(batch.num_rows + 1, dtype=np.int64), nested)
-    rows = zip(starts, starts[1:], strict=False)
+    rows = pairwise(starts)
     if not nested:
         return [xxhash.xxh3_128_digest(data[start:end]) for start, end in rows]
     digests: list[bytes] = []

@@ -18,6 +18,8 @@ _ROLLOUT_COLUMNS = (
     "experience_id", "run_id", "task_id", "group_id", "group_size", "attempt", "sample_index", "turn_index",
     "partition", "model_version",
 )  # fmt: skip
+
+
 class KeyTakenError(Exception):
     """A row to be indexed has a key that is indexed already; never leaves the store."""
 

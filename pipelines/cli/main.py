@@ -72,6 +72,7 @@ VERBS: Mapping[str, Verb] = {
     "show": Verb("pipelines.cli.show:show", "Print one experience or group to read."),
     "explain": Verb("pipelines.cli.explain:explain", "Say what a training batch was made of."),
     "store": Verb("pipelines.cli.store:store", "Verify a store, or show what is in it."),
+    "bench": Verb("pipelines.cli.bench:bench", "Measure speed beside peers, in one run."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),
     "schema": Verb("pipelines.cli.components:schema", "Print the tables and what their columns mean."),
     "doctor": Verb("pipelines.cli.components:doctor", "Show versions, extras and what may go wrong here."),

@@ -1,0 +1,1 @@
+"""Benchmarks: part of the source tree, not of the installed package."""

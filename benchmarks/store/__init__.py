@@ -1,0 +1,1 @@
+"""The store beside its peers: the same rows, one run, one table."""

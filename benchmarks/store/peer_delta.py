@@ -1,0 +1,65 @@
+"""Delta tables by delta-rs: one Parquet file and one log entry per commit. It does not sync local files."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from benchmarks.store.peers import PAYLOAD, Padded, padded
+
+
+class DeltaFolder:
+    """One table per folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._delta: Any = import_module("deltalake")
+        self._folder = folder
+
+    def append(self, rows: pa.Table) -> None:
+        """One commit."""
+        self._delta.write_deltalake(str(self._folder / "rollouts"), rows, mode="append")
+
+    def score(self, scores: pa.Table) -> None:
+        """One commit to a table of scores."""
+        self._delta.write_deltalake(str(self._folder / "scores"), scores, mode="append")
+
+    def batch(self, ids: list[str]) -> Padded:
+        """A filtered scan, then put into the order asked."""
+        found = self._dataset().to_table(
+            columns=["experience_id", *PAYLOAD], filter=ds.field("experience_id").isin(ids)
+        )
+        place = {one: at for at, one in enumerate(found.column("experience_id").to_pylist())}
+        return padded(found.take([place[one] for one in ids]))
+
+    def group_by(self) -> list[tuple[object, ...]]:
+        """DuckDB over the scanned columns."""
+        import duckdb
+
+        rows = self._dataset().to_table(columns=["model_version", "stop_reason", "prompt_length"])
+        with duckdb.connect() as connection:
+            connection.register("rows", rows)
+            return connection.execute(
+                "SELECT model_version, stop_reason, count(*), avg(prompt_length) FROM rows GROUP BY ALL"
+            ).fetchall()
+
+    def count(self) -> int:
+        """Rows of the newest version."""
+        if not (self._folder / "rollouts" / "_delta_log").exists():
+            return 0
+        return int(self._dataset().count_rows())
+
+    def ids(self) -> list[str]:
+        """All ids."""
+        return self._dataset().to_table(columns=["experience_id"]).column(0).to_pylist()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _dataset(self) -> Any:
+        # The listed files of the newest version; delta-rs' own dataset adapter differs between its releases.
+        table = self._delta.DeltaTable(str(self._folder / "rollouts"))
+        return ds.dataset([uri.removeprefix("file://") for uri in table.file_uris()])

@@ -1,0 +1,66 @@
+"""The store of this package, with both durabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.store.peers import PAYLOAD, Padded, padded
+from buffer_engine.inspect import Inspection, connect_store
+from buffer_engine.store import open_store
+from buffer_engine.store.base import Durability
+
+
+class Ours:
+    """`durability="power"`, the default."""
+
+    durability: Durability = "power"
+
+    def __init__(self, folder: Path) -> None:
+        self._store = open_store(folder / "store", durability=self.durability)
+        self._inspection: Inspection | None = None
+
+    def append(self, rows: pa.Table) -> None:
+        """One append."""
+        self._store.append("rollouts", rows)
+
+    def batch(self, ids: list[str]) -> Padded:
+        """Fetch by id, then pad."""
+        return padded(self._store.fetch(ids, columns=list(PAYLOAD)))
+
+    def score(self, scores: pa.Table) -> None:
+        """One append to `scores`."""
+        self._store.append("scores", scores)
+
+    def group_by(self) -> list[tuple[object, ...]]:
+        """DuckDB over the store at its newest version; the connection is kept, the refresh is part of it."""
+        if self._inspection is None:
+            self._inspection = connect_store(self._store)
+        else:
+            self._inspection.refresh()
+        rows = self._inspection.rows(
+            "SELECT model_version, stop_reason, count(*) AS n, avg(prompt_length) AS mean "
+            "FROM raw.rollouts GROUP BY ALL"
+        )
+        return [tuple(row.values()) for row in rows]
+
+    def count(self) -> int:
+        """Rows by the catalog."""
+        return self._store.info().rows.get("rollouts", 0)
+
+    def ids(self) -> list[str]:
+        """All ids."""
+        return self._store.table("rollouts", columns=["experience_id"]).column(0).to_pylist()
+
+    def close(self) -> None:
+        """Close views and store."""
+        if self._inspection is not None:
+            self._inspection.close()
+        self._store.close()
+
+
+class OursProcess(Ours):
+    """`durability="process"`: nothing is synced, as in peers that do not sync either."""
+
+    durability: Durability = "process"
