@@ -153,10 +153,11 @@ def _plot(done: Run, path: Path) -> Path:
     for axis, name in zip(axes.flat, shown, strict=False):
         found = [(one.kind.title, one.values[name]) for one in present if isinstance(one.values.get(name), float)]
         colours = ["tab:blue" if title.startswith("buffer-engine") else "tab:gray" for title, _ in found]
-        axis.barh([title for title, _ in found], [value for _, value in found], color=colours)
+        bars = axis.barh([title for title, _ in found], [value for _, value in found], color=colours)
+        axis.bar_label(bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for _, value in found], padding=3)
         axis.invert_yaxis()
-        if any(isinstance(value, float) and value > 0 for _, value in found):
-            axis.set_xscale("log")
+        axis.margins(x=0.25)
+        axis.set_xticks([])
         axis.set_title(f"{name} ({better_of[name]} is better)", fontsize=9)
         axis.tick_params(labelsize=8)
     for axis in list(axes.flat)[len(shown) :]:

@@ -21,6 +21,7 @@ from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.segments import frame_checksum
 
 _DECODED_FRAMES = 4096
+_JOINED_BYTES = 256 << 20
 FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3"
 
 
@@ -196,16 +197,34 @@ def rows_at(
     columns: Sequence[str] | None,
 ) -> pa.Table:
     """Rows by (frame id, row in frame), in the order asked; runs of neighbours are one slice."""
-    slices: list[pa.RecordBatch] = []
-    # consecutive rows of one frame keep `row - position in the request` constant
-    numbered = enumerate(places)
-    for (frame_id, _), run in groupby(numbered, key=lambda item: (item[1][0], item[1][1] - item[0])):
-        rows = [row for _, (_, row) in run]
-        batch = reader.batch(frames[frame_id])
-        if columns is not None:
-            batch = batch.select(columns)
-        slices.append(batch.slice(rows[0], len(rows)))
     schema = schema_of(spec, columns)
-    table = pa.Table.from_batches(slices, schema=schema)
-    # one chunk is what consumers want; above this, 32-bit offsets could overflow
-    return table.combine_chunks() if len(slices) > 1 and table.nbytes < 1 << 30 else table
+    runs = list(_runs(places))
+    if not runs:
+        return schema.empty_table()
+    found = {frame_id: reader.batch(frames[frame_id]) for frame_id, _, _ in runs}
+    # one chunk is what consumers want; beyond this many bytes, 32-bit offsets could overflow
+    total = sum(frames[frame_id].length // max(frames[frame_id].rows, 1) * count for frame_id, _, count in runs)
+    arrays: list[pa.Array | pa.ChunkedArray] = []
+    for at, name in enumerate(schema.names):
+        place = at if columns is None else spec.schema.get_field_index(name)
+        whole = {frame_id: batch.column(place) for frame_id, batch in found.items()}
+        parts = [whole[frame_id].slice(first, count) for frame_id, first, count in runs]
+        arrays.append(parts[0] if len(parts) == 1 else _joined(parts, small=total < _JOINED_BYTES))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _runs(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(frame, first row, count) of each run of neighbours."""
+    # consecutive rows of one frame keep `row - position in the request` constant
+    for (frame_id, _), run in groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0])):
+        members = list(run)
+        yield frame_id, members[0][1][1], len(members)
+
+
+def _joined(parts: list[pa.Array], *, small: bool) -> pa.Array | pa.ChunkedArray:
+    if small:
+        try:
+            return pa.concat_arrays(parts)
+        except pa.ArrowInvalid:  # few rows that are far longer than the others of their frames: offsets overflow
+            pass
+    return pa.chunked_array(parts)
