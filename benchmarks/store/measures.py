@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +60,7 @@ class _Clock:
 
 
 @contextmanager
-def _timed() -> Iterator[_Clock]:
+def _timed() -> Generator[_Clock]:
     clock = _Clock()
     begin, cpu = time.perf_counter(), time.process_time()
     yield clock
@@ -185,7 +186,7 @@ def _late_scores(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float
 
 def _group_by(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
     del folder
-    peer.group_by()
+    found = peer.group_by()
     walls: list[float] = []
     cpu: list[float] = []
     for _ in range(max(3, sizes.repeats // 3)):
@@ -253,7 +254,7 @@ def _visible(kind: PeerKind, folder: Path, sizes: Sizes, values: dict[str, float
         acknowledged.append(time.monotonic())
     (said,) = _results([watcher])
     peer.close()
-    seen: list[float] = said["seen"]  # type: ignore[assignment]
+    seen: list[float] = said["seen"]
     if len(seen) != sizes.watched:
         raise AssertionError(f"{len(seen)} of {sizes.watched} appends were seen")
     delays = np.maximum(np.array(seen) - np.array(acknowledged), 0) * 1e3
@@ -266,7 +267,7 @@ def _start(work: str, kind: PeerKind, folder: Path, *numbers: int) -> subprocess
     return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _finish(running: list[subprocess.Popen[str]]) -> list[dict[str, object]]:
+def _finish(running: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     _begin(running)
     return _results(running)
 
@@ -281,8 +282,8 @@ def _begin(running: list[subprocess.Popen[str]]) -> None:
         one.stdin.flush()  # type: ignore[union-attr]
 
 
-def _results(running: list[subprocess.Popen[str]]) -> list[dict[str, object]]:
-    said: list[dict[str, object]] = []
+def _results(running: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = []
     for one in running:
         out, _ = one.communicate(timeout=300)
         if one.returncode != 0:

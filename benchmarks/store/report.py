@@ -116,7 +116,7 @@ def _cell(name: str, better: str, one: Numbers, ours: Numbers | None) -> str:
     if name == "waits for":
         return one.kind.syncs
     value = one.values.get(name, "–")
-    if not isinstance(value, float):
+    if isinstance(value, str):
         return value
     text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
     base = None if ours is None or ours is one else ours.values.get(name)
@@ -151,7 +151,8 @@ def _plot(done: Run, path: Path) -> Path:
     figure, axes = plt.subplots(-(-len(shown) // 4), 4, figsize=(16, 2.6 * -(-len(shown) // 4)), squeeze=False)
     better_of = dict(MEASURES)
     for axis, name in zip(axes.flat, shown, strict=False):
-        found = [(one.kind.title, one.values[name]) for one in present if isinstance(one.values.get(name), float)]
+        values = [(one.kind.title, one.values.get(name)) for one in present]
+        found = [(title, value) for title, value in values if isinstance(value, float)]
         colours = ["tab:blue" if title.startswith("buffer-engine") else "tab:gray" for title, _ in found]
         bars = axis.barh([title for title, _ in found], [value for _, value in found], color=colours)
         axis.bar_label(bars, [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for _, value in found], padding=3)

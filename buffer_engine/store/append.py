@@ -9,53 +9,26 @@ begins the append again with every key looked up. The disk works on the frames w
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 
-from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError, StoreBusyError
+from buffer_engine.errors import BufferEngineError, KeyConflictError, StoreBusyError
 from buffer_engine.schema import TableSpec
 from buffer_engine.store import index
+from buffer_engine.store.admission import ABOUT_ROLLOUTS, check_partitions, check_references
 from buffer_engine.store.base import AppendReceipt
 from buffer_engine.store.catalog import Catalog, current_version, next_version
-from buffer_engine.store.content import row_hashes
+from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.reading import SegmentReader, frames_by_id
 from buffer_engine.store.segments import FrameRef, SegmentWriter
+from buffer_engine.store.staging import Staged
 from buffer_engine.store.validate import conform, row_label, table_spec
 
 _ATTEMPTS = 20
-_ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows")
-_NARROW = _ABOUT_ROLLOUTS
+_NARROW = ABOUT_ROLLOUTS
 _MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-
-
-class Staged:
-    """Valid rows of one table that become one frame, with their keys and, once somebody asks, content hashes."""
-
-    __slots__ = ("_contents", "batch", "keys", "spec")
-
-    def __init__(
-        self, spec: TableSpec, batch: pa.RecordBatch, keys: list[index.Key], contents: list[bytes] | None = None
-    ) -> None:
-        self.spec = spec
-        self.batch = batch
-        self.keys = keys
-        self._contents = contents
-
-    @property
-    def contents(self) -> list[bytes]:
-        """Content hash of every row; empty for a table without key."""
-        if self._contents is None:
-            self._contents = row_hashes(self.spec, self.batch) if self.spec.key else []
-        return self._contents
-
-    def only(self, rows: Sequence[int]) -> Staged:
-        """The given rows, in order."""
-        if len(rows) == self.batch.num_rows:
-            return self
-        batch = self.batch.take(pa.array(rows, pa.int64()))
-        contents = None if self._contents is None else [self._contents[row] for row in rows]
-        return Staged(self.spec, batch, [self.keys[row] for row in rows], contents)
 
 
 class Appender:
@@ -65,6 +38,7 @@ class Appender:
         self._catalog = catalog
         self._writer = writer
         self._reader = reader
+        self._queue = Queue(catalog.lock)
 
     def append_all(
         self,
@@ -74,36 +48,93 @@ class Appender:
         inside: Callable[[sqlite3.Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
-        moved = dict(cursors or {})
-        staged = self.stage(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
-        look_up = False
+        request = Request(self.stage(tables), dict(cursors or {}), given)
+        if inside is None:
+            return self._queue.submit(request, self._serve)
         with self._catalog.lock:
-            for _ in range(_ATTEMPTS):
-                connection = self._catalog.read()
+            return self._append(request, inside)
+
+    def _serve(self, requests: Sequence[Request]) -> None:
+        """Answer every request: together where that goes well, else each on its own."""
+        if len(requests) > 1 and self._append_together(requests):
+            return
+        for request in requests:
+            try:
+                request.receipt = self._append(request, None)
+            except Exception as failure:  # noqa: BLE001 - raised again in the thread that asked
+                request.failure = failure
+
+    def _append(self, request: Request, inside: Callable[[sqlite3.Connection], None] | None) -> AppendReceipt:
+        look_up = False
+        for _ in range(_ATTEMPTS):
+            with self._newest(look_up=look_up) as connection:
                 seen = current_version(connection)
-                fresh = self._select(connection, staged, look_up=look_up)
-                if not fresh and inside is None and not self._moves(connection, moved):
-                    return _receipt(seen, given, fresh)
-                frames = self._write_and_hash(fresh)
-                try:
-                    with self._catalog.transaction("append rows") as connection:
-                        if current_version(connection) != seen:
-                            _check_partitions(connection, fresh)
-                        version = next_version(connection)
-                        self.record(connection, version, fresh, frames)
-                        if moved:
-                            connection.executemany(_MOVE_CURSOR, list(moved.items()))
-                        if inside is not None:
-                            inside(connection)
-                except index.KeyTakenError:
-                    look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
-                    continue
-                return _receipt(version, given, fresh)
+                fresh = self._select(connection, request.staged, look_up=look_up)
+                if not fresh and inside is None and not self._moves(connection, request.moved):
+                    return _receipt(seen, request.given, fresh)
+            frames = self._write_and_hash(fresh)
+            try:
+                version = self._commit(fresh, frames, [request], seen, inside)
+            except index.KeyTakenError:
+                look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
+                continue
+            return _receipt(version, request.given, fresh)
         raise StoreBusyError(
             f"{self._catalog.layout.root}: other writers stored some of these rows {_ATTEMPTS} times in between; "
             "let one process write a key"
         )
+
+    def _append_together(self, requests: Sequence[Request]) -> bool:
+        """One sync and one transaction for all; False, and nothing is stored, when any of them needs a closer look."""
+        keys = [(part.spec.name, key) for one in requests for part in one.staged for key in part.keys]
+        # a prompt may be in two requests under two partitions, which only one after the other shows
+        if len(set(keys)) < len(keys) or any(part.spec.name == "tasks" for one in requests for part in one.staged):
+            return False
+        try:
+            with self._newest(look_up=False) as connection:
+                version = seen = current_version(connection)
+                fresh = [self._select(connection, one.staged, look_up=False) for one in requests]
+                moving = [one for one in requests if self._moves(connection, one.moved)]
+            every = [part for parts in fresh for part in parts]
+            if every or moving:
+                version = self._commit(every, self._write_and_hash(every), requests, seen, None)
+        except (BufferEngineError, index.KeyTakenError):
+            return False  # done one by one, the request at fault is refused and no other
+        for request, parts in zip(requests, fresh, strict=True):
+            request.receipt = _receipt(version, request.given, parts)
+        return True
+
+    @contextmanager
+    def _newest(self, *, look_up: bool) -> Generator[sqlite3.Connection]:
+        """A connection that sees the newest version; with `look_up`, which follows a collision, nobody else commits."""
+        connection = self._catalog.read()
+        if look_up or connection.in_transaction:  # a snapshot of this thread shows what was
+            with self._catalog.transaction("look up rows") as connection:
+                yield connection
+        else:
+            yield connection
+
+    def _commit(
+        self,
+        fresh: Sequence[Staged],
+        frames: Sequence[FrameRef],
+        requests: Sequence[Request],
+        seen: int,
+        inside: Callable[[sqlite3.Connection], None] | None,
+    ) -> int:
+        with self._catalog.transaction("append rows") as connection:
+            if current_version(connection) != seen:  # another process committed since the checks
+                check_partitions(connection, fresh)
+                check_references(connection, fresh)
+            version = next_version(connection)
+            self.record(connection, version, fresh, frames)
+            for request in requests:
+                if request.moved:
+                    connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
+            if inside is not None:
+                inside(connection)
+        return version
 
     def stage(self, tables: Mapping[str, pa.Table]) -> list[Staged]:
         """Validate rows and drop repeats among them.
@@ -144,8 +175,8 @@ class Appender:
                 part = part.only(rows)
             if part.batch.num_rows:
                 fresh.append(part)
-        _check_partitions(connection, fresh)
-        _check_references(connection, fresh)
+        check_partitions(connection, fresh)
+        check_references(connection, fresh)
         return fresh
 
     def _known(
@@ -258,59 +289,6 @@ def _conflict(spec: TableSpec, before: pa.RecordBatch, now: pa.RecordBatch, what
         f"{spec.name}: {row_label(spec, now, 0)} is {what} with other content: {first} is {values[0]} there and "
         f"{values[1]} here; rows are immutable: give the new row its own key"
     )
-
-
-def _check_partitions(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
-    prompts: dict[str, tuple[str, str]] = {}
-    partition_of_task: dict[str, str] = {}
-    for part in staged:
-        if part.spec.name != "tasks":
-            continue
-        columns = [part.batch.column(name).to_pylist() for name in ("task_id", "partition", "prompt_hash")]
-        for task_id, partition, prompt in zip(*columns, strict=True):
-            partition_of_task[task_id] = partition
-            other_id, other = prompts.setdefault(prompt, (task_id, partition))
-            if other != partition:
-                raise _overlap(task_id, partition, other_id, other)
-    if prompts:
-        listed = index.tasks_with_prompts(connection, list(prompts))
-        for other_id, other, prompt in listed:
-            task_id, partition = prompts[prompt]
-            if other != partition:
-                raise _overlap(task_id, partition, other_id, other)
-    for part in staged:
-        if part.spec.name != "rollouts":
-            continue
-        columns = [part.batch.column(name).to_pylist() for name in ("experience_id", "task_id", "partition")]
-        known = index.partitions_of_tasks(connection, columns[1]) | partition_of_task
-        if not known:
-            continue
-        for experience_id, task_id, partition in zip(*columns, strict=True):
-            if known.get(task_id, partition) != partition:
-                raise PartitionError(
-                    f"rollouts: experience_id={experience_id!r} is in partition {partition!r}, but its task "
-                    f"{task_id!r} is in {known[task_id]!r}; give the rollout the partition of its task"
-                )
-
-
-def _overlap(task_id: str, partition: str, other_id: str, other: str) -> PartitionError:
-    return PartitionError(
-        f"tasks: the prompt of task_id={task_id!r} ({partition}) is also that of {other_id!r} ({other}); training and "
-        "evaluation prompts may not overlap: remove it from one of the two"
-    )
-
-
-def _check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
-    arriving = {key[0] for part in staged if part.spec.name == "rollouts" for key in part.keys}
-    for part in staged:
-        if part.spec.name in _ABOUT_ROLLOUTS:
-            about = set(part.batch.column("experience_id").to_pylist()) - arriving
-            unknown = index.unknown_rollouts(connection, about)
-            if unknown:
-                raise SchemaError(
-                    f"{part.spec.name}: experience_id={min(unknown)!r} is not a stored rollout "
-                    f"({len(unknown)} such id(s)); append the rollout first, or in the same call"
-                )
 
 
 def _receipt(version: int, given: Mapping[str, int], fresh: Sequence[Staged]) -> AppendReceipt:

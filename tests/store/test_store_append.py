@@ -261,7 +261,7 @@ def test_threads_may_share_a_store(store: LocalStore) -> None:
         thread.join()
     assert failures == []
     assert sorted(ids(store)) == sorted(f"x{100 * worker + number}" for worker in range(1, 5) for number in range(10))
-    assert store.version() == 40
+    assert store.version() <= 40  # appends that wait together share a transaction
     assert store.rollout_state().column("sequence").to_pylist() == list(range(1, 41))
 
 

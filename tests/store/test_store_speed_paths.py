@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_rows import decision, rollout, rollouts, score, table
+from store_rows import decision, rollout, rollouts, score, table, task
 
-from buffer_engine.errors import KeyConflictError, SchemaError
+from buffer_engine.errors import BufferEngineError, KeyConflictError, PartitionError, SchemaError
 from buffer_engine.schema import TABLES
-from buffer_engine.store import open_store
+from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.buffers import elements_of, offsets_of, valid_of, values_of
 from buffer_engine.store.conform import Misfit, fit
 from buffer_engine.store.content import row_hashes
@@ -206,6 +207,118 @@ def test_threads_that_write_the_same_scores_store_each_once(tmp_path: Path) -> N
             thread.join()
         assert sum(appended) == 60
         assert sorted(store.table("scores").column("experience_id").to_pylist()) == sorted(f"x{at}" for at in range(60))
+        assert store.verify() == []
+
+
+def together(store: LocalStore, *appends: Any) -> list[Any]:
+    """Results (or errors) of appends that all wait for the catalog before the first of them is done."""
+    results: list[Any] = [None] * len(appends)
+
+    def one(at: int) -> None:
+        try:
+            results[at] = store.append_all(appends[at])
+        except BufferEngineError as error:
+            results[at] = error
+
+    threads = [threading.Thread(target=one, args=(at,)) for at in range(len(appends))]
+    with store._catalog.lock:  # pyright: ignore[reportPrivateUsage]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 30
+        while len(store._appender._queue) < len(appends):  # pyright: ignore[reportPrivateUsage]
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_appends_that_wait_together_share_one_transaction_and_one_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "s") as store:
+        store.append("rollouts", rollouts([100]))
+        version, synced, real = store.version(), [], os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", lambda handle: (synced.append(handle), real(handle)))
+        found = together(store, *({"rollouts": rollouts([2 * at, 2 * at + 1])} for at in range(6)))
+        assert [one.appended for one in found] == [{"rollouts": 2}] * 6
+        assert {one.version for one in found} == {version + 1} == {store.version()}
+        assert len(synced) == 1
+        state = store.rollout_state()
+        assert sorted(state.column("experience_id").to_pylist()) == sorted([*(f"x{at}" for at in range(12)), "x100"])
+        assert store.verify() == []
+
+
+def test_of_appends_that_wait_together_only_the_wrong_one_fails(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", durability="process") as store:
+        store.append("rollouts", rollouts([0, 1]))
+        store.append("scores", scores(["x0"]))
+        found = together(
+            store,
+            {"scores": table("scores", [score("x0", 0.25)])},
+            {"scores": scores(["x1"])},
+            {"scores": scores(["nobody"])},
+            {"rollouts": rollouts([2])},
+            {"scores": scores(["x0"])},
+        )
+        assert isinstance(found[0], KeyConflictError)
+        assert found[1].appended == {"scores": 1}
+        assert isinstance(found[2], SchemaError)
+        assert found[3].appended == {"rollouts": 1}
+        assert (found[4].appended, found[4].unchanged) == ({"scores": 0}, {"scores": 1})
+        assert store.table("scores", columns=["experience_id"]).column(0).to_pylist() == ["x0", "x1"]
+        assert store.verify() == []
+
+
+def test_equal_and_contradicting_rows_that_wait_together_are_stored_once(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", durability="process") as store:
+        same = {"rollouts": rollouts([0])}
+        other = {"rollouts": rollouts([0], stop_reason="length")}
+        found = together(store, same, same, other)
+        kinds = sorted(type(one).__name__ for one in found)
+        assert kinds.count("KeyConflictError") in (1, 2)  # whichever came first is stored
+        assert store.table("rollouts").num_rows == 1
+        assert sum(one.appended["rollouts"] for one in found if not isinstance(one, KeyConflictError)) == 1
+        assert store.verify() == []
+
+
+def test_tasks_in_two_partitions_that_wait_together_are_refused(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", durability="process") as store:
+        one, other = (
+            {"tasks": table("tasks", [task(name, partition=name, prompt_hash="same")])} for name in ("train", "eval")
+        )
+        found = together(store, one, other)
+        assert sum(isinstance(result, PartitionError) for result in found) == 1
+        assert store.table("tasks").num_rows == 1
+
+
+def test_many_threads_lose_and_double_nothing(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", durability="process") as store:
+
+        def write(first: int) -> None:
+            for at in range(first, first + 30, 2):
+                store.append("rollouts", rollouts([at, at + 1]), cursors={f"writer {first}": at})
+
+        threads = [threading.Thread(target=write, args=(first,)) for first in range(0, 240, 30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ids = store.rollout_state().column("experience_id").to_pylist()
+        assert sorted(ids) == sorted(f"x{at}" for at in range(240))
+        assert [store.cursor(f"writer {first}") for first in range(0, 240, 30)] == [28 + at for at in range(0, 240, 30)]
+        assert store.verify() == []
+
+
+def test_an_append_inside_a_snapshot_knows_what_was_stored_since(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s", durability="process") as store, open_store(tmp_path / "s") as other:
+        store.append("rollouts", rollouts(range(4)))
+        with store.snapshot():
+            other.append("rollouts", rollouts([4, 5]))
+            other.append("scores", scores(["x1", "x2"]))
+            assert store.append("scores", scores(["x0", "x1", "x3"])).appended == {"scores": 2}
+            assert store.append("rollouts", rollouts([5, 6])).appended == {"rollouts": 1}
+            assert store.append("scores", scores(["x4"])).appended == {"scores": 1}
         assert store.verify() == []
 
 
