@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,19 +38,21 @@ def sequential_write(folder: Path, total: int, each: int) -> float:
         path.unlink()
 
 
-def synced_appends(folder: Path, size: int, count: int) -> list[float]:
-    """Seconds of each of `count` writes of `size` bytes followed by fdatasync, into allocated space."""
+@contextmanager
+def synced_file(folder: Path, size: int, count: int) -> Generator[Callable[[], None]]:
+    """A function that appends `size` bytes to a file with allocated space and syncs; call it at most `count` times."""
     block = os.urandom(size)
     path = folder / "appends"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    ends = iter(range(0, size * count, size))
+
+    def write() -> None:
+        os.pwrite(handle, block, next(ends))
+        os.fdatasync(handle)
+
     try:
         os.posix_fallocate(handle, 0, size * count)
-
-        def write(at: int) -> None:
-            os.pwrite(handle, block, at)
-            os.fdatasync(handle)
-
-        return [_seconds(lambda at=at: write(at)) for at in range(0, size * count, size)]
+        yield write
     finally:
         os.close(handle)
         path.unlink()

@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.store.data import rollout_rows, score_rows
+from benchmarks.store.limits import synced_file
 from benchmarks.store.peers import PAYLOAD, Peer, PeerKind, Unsupported
 
 BULK = 2048
@@ -67,29 +69,40 @@ def _timed() -> Generator[_Clock]:
     clock.wall, clock.cpu = time.perf_counter() - begin, time.process_time() - cpu
 
 
-def measure(kind: PeerKind, folder: Path, sizes: Sizes, say: Callable[[str], None]) -> Numbers:
-    """Everything about one peer; what it cannot do or fails at is a text in place of the number."""
-    numbers = Numbers(kind)
-    missing = kind.missing()
-    if missing is not None:
-        numbers.values["status"] = missing
-        return numbers
+def measure(kinds: Sequence[PeerKind], folder: Path, sizes: Sizes, say: Callable[[str], None]) -> list[Numbers]:
+    """Everything about every peer; what one cannot do or fails at is a text in place of the number.
+
+    Measure by measure, and within one peer by peer: what else the machine does then hits all peers about alike.
+    """
+    found = [Numbers(kind) for kind in kinds]
+    opened: dict[str, Peer] = {}
+    for numbers in found:
+        kind = numbers.kind
+        missing = kind.missing()
+        if missing is not None:
+            numbers.values["status"] = missing
+            continue
+        try:
+            opened[kind.name] = kind.open(folder / kind.name / "main")
+        except Exception as error:  # an optional peer of another version: its row says so, the others are measured
+            numbers.values["status"] = f"failed to open: {type(error).__name__}: {error}"
+    present = [numbers for numbers in found if numbers.kind.name in opened]
     try:
-        peer = kind.open(folder / "main")
-    except Exception as error:  # an optional peer of another version: its row says so, the others are measured
-        numbers.values["status"] = f"failed to open: {type(error).__name__}: {error}"
-        return numbers
-    steps = (_bulk, _small, _batch, _late_scores, _group_by, _size)
-    try:
-        for step in steps:
-            say(f"{kind.title}: {step.__name__.strip('_').replace('_', ' ')}")
-            _attempt(step.__name__, numbers, lambda step=step: step(peer, folder / "main", sizes, numbers.values))
+        for step in (_bulk, _small, _batch, _late_scores, _group_by, _size):
+            for numbers in present:
+                name, place = numbers.kind.name, folder / numbers.kind.name / "main"
+                say(f"{step.__name__.strip('_').replace('_', ' ')}: {numbers.kind.title}")
+                work = partial(step, opened[name], place, sizes, numbers.values)
+                _attempt(step.__name__, numbers, work)
     finally:
-        peer.close()
+        for peer in opened.values():
+            peer.close()
     for step in (_writers, _visible):
-        say(f"{kind.title}: {step.__name__.strip('_')}")
-        _attempt(step.__name__, numbers, lambda step=step: step(kind, folder, sizes, numbers.values))
-    return numbers
+        for numbers in present:
+            say(f"{step.__name__.strip('_')}: {numbers.kind.title}")
+            work = partial(step, numbers.kind, folder / numbers.kind.name, sizes, numbers.values)
+            _attempt(step.__name__, numbers, work)
+    return found
 
 
 def _attempt(name: str, numbers: Numbers, work: Callable[[], None]) -> None:
@@ -119,19 +132,25 @@ def _bulk(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]
 
 
 def _small(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del folder
     parts = [rollout_rows(SMALL, seed=1, first=SMALL * at) for at in range(sizes.small_commits)]
     walls: list[float] = []
     cpu = 0.0
-    for part in parts:
-        with _timed() as clock:
-            peer.append(part)
-        walls.append(clock.wall)
-        cpu += clock.cpu
+    with synced_file(folder.parent, int(one_row_bytes(parts[0]) * SMALL), len(parts)) as write_and_sync:
+        plain: list[float] = []
+        for part in parts:
+            with _timed() as clock:
+                peer.append(part)
+            walls.append(clock.wall)
+            cpu += clock.cpu
+            with _timed() as clock:
+                write_and_sync()
+            plain.append(clock.wall)
     rows = SMALL * sizes.small_commits
     values["64-row commits rows/s"] = rows / sum(walls)
     values["64-row commit p50 ms"] = float(np.percentile(walls, 50)) * 1e3
     values["64-row commit p99 ms"] = float(np.percentile(walls, 99)) * 1e3
+    values["plain write + sync p50 ms"] = float(np.percentile(plain, 50)) * 1e3
+    values["plain write + sync p99 ms"] = float(np.percentile(plain, 99)) * 1e3
     values["64-row CPU µs/row"] = cpu / rows * 1e6
 
 

@@ -374,7 +374,8 @@ def test_the_quick_benchmark_prints_every_measure_of_every_installed_peer(tmp_pa
     lines = {line.split("  ")[0].strip(): line for line in done.stdout.splitlines()}
     for measure in (
         "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms",
-        "64-row CPU µs/row", "batch of 256 ms", "batch CPU ms", "batch / memcpy of it", "late scores, 2,000 keys ms",
+        "64-row CPU µs/row", "plain write + sync p50 ms", "plain write + sync p99 ms",
+        "batch of 256 ms", "batch CPU ms", "batch / memcpy of it", "late scores, 2,000 keys ms",
         "group-by ms", "bytes/row", "4 writers rows/s", "lost / doubled", "visible p50 ms", "visible p99 ms",
     ):  # fmt: skip
         assert measure in lines, f"{measure} is missing in\n{done.stdout}"
