@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from buffer_engine.errors import UsageError, did_you_mean
+from buffer_engine.extras import require
 from pipelines.cli.console import logs, print_text, results
 from pipelines.cli.rendering import result_table
 
@@ -48,6 +49,8 @@ def store(
     for name in names:
         if name not in KINDS:
             raise UsageError(f"--peers {name!r} is no peer → {did_you_mean(name, KINDS)}")
+    if output is not None:
+        require("matplotlib", "view")  # rather now than after minutes of measuring
     done = report.run(
         [KINDS[name] for name in names],
         rows=min(rows, 2048) if quick else rows,
