@@ -9,6 +9,7 @@ TASKSETS = Registry(
     group="tasksets",
     builtin={
         "champ": "explorers.tasksets.champ:ChampTaskset",
+        "evals": "explorers.tasksets.evals:EvalsTaskset",
         "human_eval": "explorers.tasksets.human_eval:HumanEvalTaskset",
         "jsonl": "explorers.tasksets.rows:JsonlTaskset",
         "parquet": "explorers.tasksets.rows:ParquetTaskset",

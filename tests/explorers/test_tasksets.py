@@ -169,6 +169,8 @@ def test_columns_of_mixed_and_nested_values_are_objects(tmp_path: Path):
         {"type": "reasoning_gym", "dataset": "chain_sum", "template": "no question"},
         {"type": "champ", "template": "{answer}"},
         {"type": "human_eval", "template": "{question}"},
+        {"type": "evals"},
+        {"type": "evals", "dataset": "coqa"},
     ],
 )
 def test_options_that_make_no_sense_are_configuration_errors(options):
@@ -245,6 +247,52 @@ def test_human_eval_is_164_stubs_with_tests():
     assert all(set(task.info) == set(source.columns()) for task in tasks)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "count", "question", "answers"),
+    [
+        # Lincoln was born in 1809, Pierce in 1804.
+        ("born_first", 122, "Was Abraham Lincoln born before Franklin Pierce? Answer Y or N.", ["N"]),
+        ("count_token_freq_dna", 101, "TGTTG,C", ["0,5"]),
+        ("first-letters", 100, '"Just over budget."', ["job"]),
+        # 67 - 296 - 8276
+        (
+            "math_equations",
+            100,
+            "sixty-seven minus two hundred ninety-six minus eight thousand, two hundred seventy-six",
+            ["[-8505]", "[-8505.0000]"],
+        ),
+        # A is 82 by 92 and B 82 by 49, so A's transpose times B has 92 rows.
+        ("matrix_mult_rows", 120, "A has 82 rows and 92 columns. B has 82 rows and 49 columns.", ["92"]),
+        # 494 - 14
+        ("positive-binary-operations", 10_000, "0111101110 - 01110", ["480"]),
+        ("solve-for-variable", 100, "b = d * (36 / ((q + 29) * 2))", ["{2}"]),
+        ("sort_numeric", 100, "1,2,3,4,5", ["5,4,3,2,1"]),
+        ("swap-words", 100, '"MnRVHbxIXnIg RgPBmp"', ['"RgPBmp MnRVHbxIXnIg"']),
+    ],
+)
+def test_a_question_set_of_evals_has_its_messages_and_every_accepted_answer(
+    dataset: str, count: int, question: str, answers: list[str]
+):
+    source = taskset(type="evals", dataset=dataset, system="Be brief")
+    tasks = source.load("questions")
+    assert len(tasks) == len({task.task_id for task in tasks}) == count
+    found = next(task for task in tasks if question in task.messages[-1].content)
+    assert [message.role for message in found.messages] == ["system", "user"]
+    assert "Be brief" not in found.messages[0].content
+    assert found.info == {"answer": answers[0], "answers": json.dumps(answers), "dataset": dataset}
+    assert all(set(task.info) == set(source.columns()) for task in tasks)
+
+
+def test_two_sides_of_a_split_of_an_evals_set_share_no_prompt_though_the_set_repeats_some():
+    sides = [
+        taskset(type="evals", dataset="born_first", split={"share": 0.3, "part": part}).load(part)
+        for part in ("held_out", "rest")
+    ]
+    prompts = [{task.messages for task in side} for side in sides]
+    assert not prompts[0] & prompts[1]
+    assert sum(map(len, sides)) == 122 > sum(map(len, prompts))
+
+
 def test_tasks_as_rows_have_hashes_of_their_prompts_alone():
     tasks = [Task(f"t{n}", "s", "train", (Message("user", "q"),), {"n": n}) for n in range(2)]
     found = tasks_table(tasks).to_pylist()
@@ -263,7 +311,8 @@ for registry in (MODELS, TASKSETS, WORKFLOWS):
     for name in registry.names():
         registry.load(name).Config
 for options in ({{"type": "jsonl", "path": {str(path)!r}, "prompt": "question"}},
-                {{"type": "reasoning_gym", "dataset": "chain_sum"}}, {{"type": "champ"}}, {{"type": "human_eval"}}):
+                {{"type": "reasoning_gym", "dataset": "chain_sum"}}, {{"type": "champ"}}, {{"type": "human_eval"}},
+                {{"type": "evals", "dataset": "born_first"}}):
     open_taskset(TASKSETS.load(options["type"]).Config(**options)).columns()
 print(sorted({{"torch", "transformers", "reasoning_gym", "safetensors"}} & set(sys.modules)))
 """
