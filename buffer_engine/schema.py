@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the tables and of the catalog; opening a newer store is refused, an older one is migrated."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -49,7 +49,8 @@ class TableSpec:
     Attributes:
         key: columns that identify a row; empty for logs whose rows have no identity (metrics, events).
         volatile: columns left out when a repeated write is compared with the stored row (wall-clock times).
-        per_token: list columns that must all have the length of `token_ids` in every row where they are not null.
+        per_token: list columns that must all have the length of `length_of` in every row where they are not null.
+        length_of: the list column that tells how many tokens a row has.
     """
 
     name: str
@@ -58,6 +59,7 @@ class TableSpec:
     key: tuple[str, ...]
     volatile: tuple[str, ...] = ()
     per_token: tuple[str, ...] = ()
+    length_of: str = "token_ids"
 
 
 def _table(
@@ -68,8 +70,9 @@ def _table(
     key: tuple[str, ...] = (),
     volatile: tuple[str, ...] = (),
     per_token: tuple[str, ...] = (),
+    length_of: str = "token_ids",
 ) -> TableSpec:
-    return TableSpec(name, doc, pa.schema(fields, metadata={"table": name}), key, volatile, per_token)
+    return TableSpec(name, doc, pa.schema(fields, metadata={"table": name}), key, volatile, per_token, length_of)
 
 
 TASKS = _table(
@@ -279,10 +282,72 @@ EVENTS = _table(
     ],
 )
 
+TOKEN_STATS = _table(
+    "token_stats",
+    "One row per rollout and training batch: what the optimizer step saw at every token.",
+    [
+        _field("batch_id", pa.string(), "the batch"),
+        _field("experience_id", pa.string(), "the rollout; the lists have the length of its `token_ids`"),
+        _field("run_id", pa.string(), "run that trained it"),
+        _field("step", pa.int64(), "1-based optimizer step"),
+        _field("trained", pa.list_(pa.bool_()), "true where the token was part of the loss"),
+        _field(
+            "old_logprobs",
+            pa.list_(pa.float32()),
+            "log-probability (nats) under the weights before the step; an element is null where it was not computed",
+            null="not recorded",
+        ),
+        _field(
+            "ratios",
+            pa.list_(pa.float32()),
+            "probability under those weights over the behaviour policy's; an element is null off the loss",
+            null="not recorded",
+        ),
+        _field("entropies", pa.list_(pa.float32()), "entropy (nats) of the next-token choice", null="not recorded"),
+        _field("advantages", pa.list_(pa.float32()), "advantage; an element is null off the loss", null="none used"),
+        _field("recorded_at", TIMESTAMP, "when"),
+    ],
+    key=("batch_id", "experience_id"),
+    volatile=("recorded_at",),
+    per_token=("old_logprobs", "ratios", "entropies", "advantages"),
+    length_of="trained",
+)
+
+MEDIA = _table(
+    "media",
+    "One row per attachment; the bytes are stored once, under their hash.",
+    [
+        _field("media_id", pa.string(), "sha256 of the bytes in hexadecimal; what `messages.media` refers to"),
+        _field("media_type", pa.string(), "such as image/png"),
+        _field("bytes", pa.int64(), "size"),
+        _field("name", pa.string(), "file name that it came under first", null="none"),
+        _field("created_at", TIMESTAMP, "when it was stored first"),
+    ],
+    key=("media_id",),
+    volatile=("created_at", "name"),
+)
+
+ERASURES = _table(
+    "erasures",
+    "One row per rollout whose payload a retention rule took away; identity, scores and verdicts stay.",
+    [
+        _field("experience_id", pa.string(), "the rollout"),
+        _field("run_id", pa.string(), "run that wrote it"),
+        _field("rule", pa.string(), "the rule as it was given"),
+        _field("reason", pa.string(), "why, in the words of who erased"),
+        _field("author", pa.string(), "who erased"),
+        _field("tokens", pa.int64(), "tokens that went"),
+        _field("erased_at", TIMESTAMP, "when"),
+    ],
+    key=("experience_id",),
+    volatile=("erased_at",),
+)
+
 TABLES: dict[str, TableSpec] = {
     spec.name: spec
     for spec in (
         TASKS, ROLLOUTS, SCORES, DECISIONS, BATCHES, BATCH_ROWS, MODELS, OPERATOR_RUNS, METRICS, EVENTS,
+        TOKEN_STATS, MEDIA, ERASURES,
     )
 }  # fmt: skip
 

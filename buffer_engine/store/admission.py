@@ -9,7 +9,7 @@ from buffer_engine.errors import PartitionError, SchemaError
 from buffer_engine.store import index
 from buffer_engine.store.staging import Staged
 
-ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows")
+ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows", "token_stats", "erasures")
 """Tables whose rows are about a rollout."""
 
 

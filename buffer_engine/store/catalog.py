@@ -15,71 +15,13 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 from buffer_engine.errors import StoreError, StoreVersionError
-from buffer_engine.schema import SCHEMA_VERSION, TABLES, TableSpec
+from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability
+from buffer_engine.store.ddl import APPLICATION_ID, catalog_ddl, migrate
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout
 
-APPLICATION_ID = 0x42664531  # "BfE1"
 BUSY_SECONDS = 60.0
-
-_COMMON = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO meta VALUES ('version', 0);
-CREATE TABLE segments (
-    segment_id INTEGER PRIMARY KEY, tbl TEXT NOT NULL, name TEXT NOT NULL UNIQUE, writer TEXT NOT NULL,
-    head INTEGER NOT NULL, head_xxh3 INTEGER NOT NULL
-);
-CREATE TABLE frames (
-    frame_id INTEGER PRIMARY KEY, tbl TEXT NOT NULL, segment_id INTEGER NOT NULL REFERENCES segments,
-    offset INTEGER NOT NULL, length INTEGER NOT NULL, rows INTEGER NOT NULL,
-    version INTEGER NOT NULL, xxh3 INTEGER NOT NULL
-);
-CREATE INDEX frames_of_table ON frames (tbl, version, frame_id);
-CREATE TABLE cursors (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE runs (run_id TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE batches (
-    batch_id TEXT PRIMARY KEY, run_id TEXT NOT NULL, status TEXT NOT NULL, step INTEGER, rows INTEGER NOT NULL,
-    model_version INTEGER NOT NULL, reserved_at REAL NOT NULL, expires_at REAL NOT NULL, committed_at REAL
-);
-CREATE INDEX batches_of_run ON batches (run_id, step);
-CREATE INDEX batches_reserved ON batches (expires_at) WHERE status = 'reserved';
-CREATE TABLE batch_history (
-    entry INTEGER PRIMARY KEY, version INTEGER NOT NULL, batch_id TEXT NOT NULL, run_id TEXT NOT NULL,
-    status TEXT NOT NULL, step INTEGER, rows INTEGER NOT NULL, reserved_at REAL NOT NULL, committed_at REAL, held TEXT
-);
-CREATE TABLE index_rollouts (
-    sequence INTEGER PRIMARY KEY, experience_id TEXT NOT NULL UNIQUE,
-    frame_id INTEGER NOT NULL, row INTEGER NOT NULL, content BLOB NOT NULL,
-    run_id TEXT NOT NULL, task_id TEXT NOT NULL, group_id TEXT NOT NULL, group_size INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, sample_index INTEGER NOT NULL, turn_index INTEGER NOT NULL,
-    partition TEXT NOT NULL, model_version INTEGER, failed INTEGER NOT NULL, group_first INTEGER NOT NULL,
-    status TEXT NOT NULL DEFAULT 'new', uses INTEGER NOT NULL DEFAULT 0, reserved_by TEXT, trained_step INTEGER
-);
-CREATE INDEX rollouts_of_group ON index_rollouts (run_id, group_id);
-CREATE INDEX rollouts_kept ON index_rollouts (run_id, partition, uses, group_first, group_id) WHERE status = 'kept';
-CREATE INDEX rollouts_reserved ON index_rollouts (reserved_by) WHERE reserved_by IS NOT NULL;
-CREATE TABLE index_tasks (
-    task_id TEXT PRIMARY KEY, frame_id INTEGER NOT NULL, row INTEGER NOT NULL, content BLOB NOT NULL,
-    partition TEXT NOT NULL, prompt_hash TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX tasks_of_prompt ON index_tasks (prompt_hash, partition);
-"""
-
-
-def _index_ddl(spec: TableSpec) -> str:
-    kinds = {"string": "TEXT", "int32": "INTEGER", "int64": "INTEGER"}
-    columns = ", ".join(f"{name} {kinds[str(spec.schema.field(name).type)]} NOT NULL" for name in spec.key)
-    return (
-        f"CREATE TABLE index_{spec.name} ({columns}, frame_id INTEGER NOT NULL, row INTEGER NOT NULL, "
-        f"content BLOB NOT NULL, PRIMARY KEY ({', '.join(spec.key)})) WITHOUT ROWID;"
-    )
-
-
-def catalog_ddl() -> str:
-    """SQL that makes an empty catalog of the current schema version."""
-    indexes = [_index_ddl(spec) for spec in TABLES.values() if spec.key and spec.name not in ("rollouts", "tasks")]
-    return _COMMON + "\n".join(indexes)
 
 
 class Catalog:
@@ -97,6 +39,7 @@ class Catalog:
         self._durability = durability
         self._pid = os.getpid()
         self._closed = False
+        self.migrated_from: int | None = None
         self.lock = threading.RLock()
         self._threads = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -194,12 +137,13 @@ class Catalog:
 
     def _create_if_missing(self, connection: sqlite3.Connection) -> None:
         if not _is_empty(connection):
+            self.migrated_from = migrate(connection)
             self.check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
             if _is_empty(connection):  # another process may have created it while this one waited
-                for statement in catalog_ddl().split(";"):
+                for statement in catalog_ddl():
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -231,8 +175,8 @@ class Catalog:
             )
         if found < SCHEMA_VERSION:
             raise StoreVersionError(
-                f"{self.layout.root}: the store has schema version {found} and this package knows no migration from "
-                f"it to {SCHEMA_VERSION}; export it with the version that wrote it"
+                f"{self.layout.root}: the store has schema version {found}, this package reads {SCHEMA_VERSION}; "
+                f"migrate it, which takes a moment and keeps every row: buffer-engine store migrate {self.layout.root}"
             )
 
 

@@ -93,6 +93,11 @@ class LocalStore:
         """Folder of the store."""
         return self._layout.root
 
+    @property
+    def migrated_from(self) -> int | None:
+        """Schema version that the store had before this object opened it; None when it was current."""
+        return self._catalog.migrated_from
+
     def append(self, table: str, rows: pa.Table, *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
         """Append to one table; see `append_all`."""
         return self.append_all({table: rows}, cursors=cursors)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from buffer_engine.errors import CorruptSegmentError, SchemaError, did_you_mean
 from buffer_engine.schema import TABLES, TableSpec
 from buffer_engine.store.faults import explained
+from buffer_engine.store.files import LocalFiles, SegmentFiles
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.segments import frame_checksum
 
@@ -73,8 +74,10 @@ def frames_by_id(connection: sqlite3.Connection, frame_ids: Iterable[int]) -> di
 class SegmentReader:
     """Maps segment files and decodes frames from them; safe to share between threads."""
 
-    def __init__(self, layout: StoreLayout) -> None:
+    def __init__(self, layout: StoreLayout, files: SegmentFiles | None = None) -> None:
+        """Read from `files`; None: those in the store's folder."""
         self._layout = layout
+        self._files = files or LocalFiles(layout)
         self._lock = threading.Lock()
         self._maps: dict[str, _Mapped] = {}
         self._decoded: dict[int, pa.RecordBatch] = {}
@@ -128,9 +131,12 @@ class SegmentReader:
         mapped = self._maps.get(frame.segment)
         if mapped is not None and mapped.data.size >= end:
             return mapped
-        path = self._layout.segment(frame.segment)
-        if not path.exists():
-            raise CorruptSegmentError(f"{_place(self._layout, frame)}: the file is missing; restore it from a copy")
+        try:
+            path = self._files.local(frame.segment, at_least=end)
+        except FileNotFoundError as error:
+            raise CorruptSegmentError(
+                f"{_place(self._layout, frame)}: the file is missing; restore it from a copy"
+            ) from error
         if path.stat().st_size < end:
             raise CorruptSegmentError(
                 f"{_place(self._layout, frame)}: the file has {path.stat().st_size} bytes and the frame ends at {end}; "

@@ -144,13 +144,13 @@ def _check_values(spec: TableSpec, batch: pa.RecordBatch) -> None:
 def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
     if not spec.per_token:
         return
-    lengths_of = {name: np.diff(offsets_of(batch.column(name))) for name in ("token_ids", *spec.per_token)}
+    lengths_of = {name: np.diff(offsets_of(batch.column(name))) for name in (spec.length_of, *spec.per_token)}
     if all(
-        np.array_equal(lengths_of["token_ids"], lengths_of[name]) and not batch.column(name).null_count
+        np.array_equal(lengths_of[spec.length_of], lengths_of[name]) and not batch.column(name).null_count
         for name in spec.per_token
     ):
         return
-    expected = pc.list_value_length(batch.column("token_ids")).to_numpy(zero_copy_only=False)
+    expected = pc.list_value_length(batch.column(spec.length_of)).to_numpy(zero_copy_only=False)
     for name in spec.per_token:
         column = batch.column(name)
         lengths = pc.list_value_length(column).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -158,8 +158,8 @@ def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
         if len(wrong):
             at = int(wrong[0])
             raise SchemaError(
-                f"{spec.name}: {row_label(spec, batch, at)}: {name} has length {lengths[at]} and token_ids has length "
-                f"{expected[at]}; both describe the same tokens"
+                f"{spec.name}: {row_label(spec, batch, at)}: {name} has length {lengths[at]} and {spec.length_of} has "
+                f"length {expected[at]}; both describe the same tokens"
             )
 
 

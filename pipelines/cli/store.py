@@ -69,6 +69,15 @@ def folder_sizes(folder: Path) -> list[tuple[str, int, int]]:
 
 
 @store.command()
+def migrate(folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder of the store")]) -> None:
+    """Bring a store of an earlier schema version to this one; rows are not rewritten, a current store is left alone."""
+    with open_store(require_store(folder), create=False) as opened:
+        before, now = opened.migrated_from, opened.info().schema_version
+    said = f"already has schema version {now}" if before is None else f"migrated from schema version {before} to {now}"
+    print_text(f"{folder}: {said}")
+
+
+@store.command()
 def verify(folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder of the store")]) -> None:
     """Check every checksum, length, key, reference and count. Exit code 1 when anything is wrong."""
     with open_store(require_store(folder), read_only=True) as opened:

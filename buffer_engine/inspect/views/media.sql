@@ -1,0 +1,2 @@
+-- Attachments by hash, exactly as stored.
+SELECT * FROM raw.media

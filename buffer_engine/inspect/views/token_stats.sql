@@ -1,0 +1,2 @@
+-- What every training batch saw at every token, exactly as stored.
+SELECT * FROM raw.token_stats
