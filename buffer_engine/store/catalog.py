@@ -78,6 +78,22 @@ class Catalog:
             connection.execute("COMMIT")
 
     @contextmanager
+    def fresh(self) -> Generator[sqlite3.Connection]:
+        """A connection that sees the newest committed version, inside a snapshot of this thread too."""
+        connection = self.read()
+        if not connection.in_transaction:
+            yield connection
+            return
+        other = self._connect()
+        try:
+            yield other
+        finally:
+            with self.lock:
+                if other in self._connections:
+                    self._connections.remove(other)
+            other.close()
+
+    @contextmanager
     def transaction(self, doing: str) -> Generator[sqlite3.Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
+from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION, TABLES
 from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
@@ -29,9 +29,12 @@ from buffer_engine.store.base import (
     StoreInfo,
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.faults import explained
+from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.reading import (
+    Frame,
     SegmentReader,
     frames_by_id,
     frames_of,
@@ -83,8 +86,9 @@ class LocalStore:
         self._layout = layout
         self._catalog = catalog
         self._durability: Durability = durability
+        self._files = LocalFiles(layout)
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout)
+        self._reader = SegmentReader(layout, catalog, self._files)
         self._appender = Appender(catalog, self._writer, self._reader)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
@@ -133,13 +137,21 @@ class LocalStore:
         """
         wanted = wanted_columns(table_spec(table), columns)
         frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        batches_read = (self._reader.batch(frame) for frame in frames)
-        return batches_read if wanted is None else (batch.select(wanted) for batch in batches_read)
+        return self._reader.batches(frames, wanted)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""
         found = list(self.scan(name, until=until, columns=columns))
         return pa.Table.from_batches(found, schema=schema_of(table_spec(name), columns))
+
+    def cold_files(self, table: str, *, until: int | None = None) -> ColdFiles:
+        """A table as of version `until` (None: now) as whole Parquet files, and the frames that are in none of them."""
+        with self._catalog.snapshot():
+            return cold_files(self._catalog.read(), self._files, table_spec(table).name, until)
+
+    def frame_batch(self, frame: Frame, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows of a frame, or some of their columns; see `SegmentReader.batch`."""
+        return self._reader.batch(frame, wanted_columns(TABLES[frame.table], columns))
 
     def fetch(self, experience_ids: Sequence[str], *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `ExperienceStore.fetch`."""

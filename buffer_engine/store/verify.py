@@ -32,7 +32,7 @@ class Verifier:
         self._layout = layout
         self._catalog = catalog
         self._connection = catalog.read()
-        self._reader = SegmentReader(layout)
+        self._reader = SegmentReader(layout, catalog)
         self._book = ledger.Ledger()
 
     def findings(self) -> list[Finding]:
