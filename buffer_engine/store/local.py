@@ -30,6 +30,7 @@ from buffer_engine.store.base import (
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
+from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.layout import StoreLayout, locate
@@ -275,6 +276,34 @@ class LocalStore:
         except sqlite3.DatabaseError as error:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
+
+    def compact(
+        self,
+        *,
+        everything: bool = False,
+        grace_seconds: float = GRACE_SECONDS,
+        tables: Sequence[str] | None = None,
+        max_uses: int = 1,
+        progress: Progress | None = None,
+    ) -> Compaction:
+        """Move cold frames into Parquet files; readers and writers go on meanwhile.
+
+        Args:
+            everything: also what training waits for, and the newest frames.
+            grace_seconds: files that no frame refers to any more are removed this long after that was found.
+            tables: only these; None: all.
+            max_uses: a kept rollout trained fewer times than this is not cold.
+            progress: told frames done and frames to do, after each file.
+
+        Raises:
+            StoreBusyError: another process compacts or erases.
+            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
+        """
+        done = Compactor(self._layout, self._catalog, self._files).compact(
+            everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
+        )
+        self._reader.forget_removed()
+        return done
 
     def info(self) -> StoreInfo:
         """Rows and bytes."""
