@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION, TABLES
+from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, TABLES
 from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
@@ -31,6 +31,7 @@ from buffer_engine.store.base import (
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
+from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.layout import StoreLayout, locate
@@ -46,6 +47,7 @@ from buffer_engine.store.reading import (
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
+from buffer_engine.store.sizes import store_info
 from buffer_engine.store.validate import table_spec
 from buffer_engine.store.verify import Verifier
 
@@ -305,21 +307,39 @@ class LocalStore:
         self._reader.forget_removed()
         return done
 
-    def info(self) -> StoreInfo:
-        """Rows and bytes."""
-        connection = self._catalog.read()
-        sizes = connection.execute(
-            "SELECT tbl, sum(rows), sum(length) FROM frames GROUP BY tbl ORDER BY tbl"
-        ).fetchall()
-        return StoreInfo(
-            path=self.path,
-            schema_version=SCHEMA_VERSION,
-            version=current_version(connection),
-            durability=self._durability,
-            rows={table: rows for table, rows, _ in sizes},
-            bytes={table: length for table, _, length in sizes},
-            runs=tuple(row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY run_id")),
-        )
+    def erase(
+        self,
+        rule: EraseRule,
+        *,
+        reason: str,
+        author: str,
+        dry_run: bool = False,
+        force: bool = False,
+        max_uses: int = 1,
+        grace_seconds: float = GRACE_SECONDS,
+        progress: Progress | None = None,
+    ) -> Erasure:
+        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
+
+        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
+
+        Raises:
+            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
+            StoreError: a named row is not stored, the reason is empty, the disk is full.
+            CorruptSegmentError: a row to be erased lies in a damaged frame.
+        """
+        eraser = Eraser(self._layout, self._catalog, self._files, self._appender)
+        done = eraser.erase(
+            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses,
+            grace_seconds=grace_seconds, progress=progress,
+        )  # fmt: skip
+        self._reader.forget_removed()
+        return done
+
+    def info(self, *, tokens: bool = False) -> StoreInfo:
+        """Rows and bytes; with `tokens`, which reads the masks of all rollouts, what a trainable token costs too."""
+        with self._catalog.snapshot():
+            return store_info(self._layout, self._catalog.read(), self._reader, self._durability, tokens=tokens)
 
     def close(self) -> None:
         """Release files and locks; acknowledged rows are already durable."""

@@ -68,7 +68,7 @@ def plan(
         if fresh and (everything or len(fresh) >= FEWEST_FRAMES or sum(unit.bytes for unit in fresh) >= FEWEST_BYTES):
             merged = sorted((frame for unit in chosen for frame in unit.frames), key=lambda frame: frame.frame_id)
             weight = {frame.frame_id: unit.bytes // len(unit.frames) for unit in chosen for frame in unit.frames}
-            files += _cut(merged, weight)
+            files += cut(merged, weight)
     return files
 
 
@@ -145,7 +145,8 @@ def _neighbours(stretch: Sequence[_Unit]) -> list[_Unit]:
     return list(stretch[first : last + 1])
 
 
-def _cut(frames: Sequence[Frame], weight: dict[int, int]) -> Iterator[list[Frame]]:
+def cut(frames: Sequence[Frame], weight: dict[int, int]) -> Iterator[list[Frame]]:
+    """The frames of each new file; `weight` gives the Arrow bytes of a frame by its id."""
     part: list[Frame] = []
     total = 0
     for frame in frames:

@@ -84,10 +84,10 @@ def sweep(layout: StoreLayout, catalog: Catalog, files: SegmentFiles, *, grace_s
     idle = [
         (now, segment_id)
         for segment_id, name, head, form in unused.fetchall()
-        if form == "parquet" or _left(layout.segment(name), head)
+        if form == "parquet" or not being_written(layout.segment(name), head)
     ]
     if idle:
-        with catalog.transaction("retire segments") as connection:
+        with catalog.transaction("retire segments", synced=True) as connection:
             connection.executemany(f"UPDATE segments SET retired_at = ? WHERE segment_id = ? AND {_UNUSED}", idle)
     due = catalog.read().execute(
         f"SELECT segment_id, name FROM segments WHERE retired_at <= ? AND {_UNUSED}", (now - grace_seconds,)
@@ -115,18 +115,23 @@ def _remove(layout: StoreLayout, catalog: Catalog, files: SegmentFiles, segments
         connection.executemany(f"DELETE FROM segments WHERE segment_id = ? AND {_UNUSED}", ids)
 
 
-def _left(path: Path, head: int) -> bool:
-    """Whether no process writes the stream at `path` and none is about to."""
+def being_written(path: Path, head: int) -> bool:
+    """Whether a process appends to the stream at `path`, or may be about to.
+
+    Args:
+        head: bytes of the schema message that it begins with.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # its writer was killed before it made the file, or is about to make it
+        return True  # its writer was killed before it made the file, or is about to make it
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            return True
+        if any(os.pread(handle, 4, head)):  # by a writer that had locked the file before
             return False
-        written = any(os.pread(handle, 4, head))  # by a writer that had locked the file before
-        return written or time.time() - os.fstat(handle).st_mtime > _JUST_BEGUN
+        return time.time() - os.fstat(handle).st_mtime < _JUST_BEGUN
     finally:
         os.close(handle)
