@@ -30,6 +30,7 @@ from buffer_engine.store.base import (
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.faults import explained
+from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
 from buffer_engine.store.reading import (
@@ -88,7 +89,8 @@ class LocalStore:
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
         self._reader = SegmentReader(layout)
         self._tokens = TokenReader(self._reader)
-        self._appender = Appender(catalog, self._writer, self._reader)
+        self._blocks = KeyBlocks()
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
     @property
@@ -152,7 +154,7 @@ class LocalStore:
     def _located(self, experience_ids: Sequence[str]) -> tuple[dict[int, Frame], list[index.Place]]:
         """Frames of rollouts, and the place of each."""
         connection = self._catalog.read()
-        places = {row[0]: (row[1], row[2]) for row in index.places_of(connection, "rollouts", experience_ids)}
+        places = {row[0]: (row[1], row[2]) for row in index.places_of(connection, experience_ids)}
         for experience_id in experience_ids:
             if experience_id not in places:
                 raise StoreError(f"{self.path}: there is no rollout {experience_id!r}; check the id or the store")
@@ -193,9 +195,10 @@ class LocalStore:
         if table not in ("scores", "decisions"):
             raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
         connection = self._catalog.read()
-        asked = [row[1:] for row in index.places_of(connection, table, experience_ids)]
+        asked = self._blocks.about(connection, table, experience_ids)
         frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        return rows_at(self._reader, frames, asked, table_spec(table), None)
+        rows = rows_at(self._reader, frames, asked, table_spec(table), None)
+        return only_about(rows, experience_ids)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
