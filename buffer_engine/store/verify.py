@@ -49,7 +49,11 @@ class Verifier:
 
     def _table_findings(self, spec: TableSpec) -> Iterator[Finding]:
         indexed = _index_by_frame(self._connection, spec)
-        expected = next(indexed, None)
+        try:
+            expected = next(indexed, None)
+        except CorruptSegmentError as error:  # a block of keys
+            yield Finding("catalog", "catalog.sqlite", str(error))
+            expected = None
         for frame in frames_of(self._connection, spec.name):
             while expected is not None and expected[0] < frame.frame_id:
                 yield _lost_rows(spec, expected)
