@@ -18,6 +18,7 @@ from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.media import LocalMediaFiles, MediaAudit
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
 
@@ -34,6 +35,7 @@ class Verifier:
         self._connection = catalog.read()
         self._reader = SegmentReader(layout)
         self._book = ledger.Ledger()
+        self._media = MediaAudit(LocalMediaFiles(layout.root))
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
@@ -44,6 +46,7 @@ class Verifier:
             for spec in TABLES.values():
                 found += self._table_findings(spec)
             found += self._book.findings(self._connection)
+            found += self._media.findings()
         self._reader.close()
         return found
 
@@ -89,6 +92,7 @@ class Verifier:
                 (_, key, _), (_, other, _) = wrong[0]
                 yield Finding("catalog", where, f"{len(wrong)} index rows differ; stored {key}, indexed {other}")
         self._book.read(spec, batch)
+        self._media.read(spec, batch)
 
 
 def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
