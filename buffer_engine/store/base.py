@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ class Finding:
     """One thing `verify` found wrong.
 
     Attributes:
-        kind: checksum | torn | orphan | conservation | length | missing_row | double_use | catalog.
+        kind: checksum | torn | orphan | conservation | length | missing_row | missing_media | double_use | catalog.
         where: file, table or key.
         message: what was expected and what was there.
     """
@@ -264,10 +265,36 @@ class ExperienceStore(Protocol):
 
         Raises:
             SchemaError: unknown table or column, wrong type, null where none may be, unequal per-token lengths, NaN
-                or infinity in a float; names table, key, field and value. Nothing is written.
+                or infinity in a float, a `sha256:` reference to media that are not stored; names table, key, field and
+                value. Nothing is written.
             KeyConflictError: a key is stored with other content; names the key and the first differing column.
             PartitionError: a task's prompt exists in the other partition, or a rollout's partition is not its task's.
             StoreError: the disk is full or read-only; what was acknowledged before stays.
+        """
+        ...
+
+    def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
+        """Keep an attachment, once however often it is put; durable when it returns.
+
+        Args:
+            data: the bytes, or a file that has them.
+            media_type: such as `image/png`.
+            name: file name to remember; None: that of the file, if it is one.
+        Returns:
+            The id, sha256 of the bytes in hexadecimal. A message refers to it as `sha256:<id>` in its `media`.
+        Raises:
+            SchemaError: `media_type` is none.
+            KeyConflictError: the same bytes are stored under another media type.
+            StoreError: the disk is full or read-only, or the file cannot be read.
+        """
+        ...
+
+    def media(self, media_id: str) -> bytes:
+        """The bytes of an attachment, checked against the id, which may come with `sha256:` before it.
+
+        Raises:
+            StoreError: there is none.
+            CorruptSegmentError: the bytes are not those that were stored.
         """
         ...
 

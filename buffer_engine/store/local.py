@@ -36,6 +36,7 @@ from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
+from buffer_engine.store.media import LocalMediaFiles, MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
 from buffer_engine.store.reading import (
     Frame,
@@ -98,6 +99,7 @@ class LocalStore:
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
         self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
+        self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
     @property
@@ -117,6 +119,14 @@ class LocalStore:
     def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
         return self._appender.append_all(tables, cursors=cursors)
+
+    def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
+        """See `ExperienceStore.put_media`."""
+        return self._media.put(data, media_type, name=name)
+
+    def media(self, media_id: str) -> bytes:
+        """See `ExperienceStore.media`."""
+        return self._media.get(media_id)
 
     def cursor(self, name: str) -> int:
         """Value of a named cursor, 0 when it was never moved."""

@@ -19,6 +19,7 @@ from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.media import LocalMediaFiles, MediaAudit
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
 
@@ -35,6 +36,7 @@ class Verifier:
         self._connection = catalog.read()
         self._reader = SegmentReader(layout, catalog)
         self._book = ledger.Ledger()
+        self._media = MediaAudit(LocalMediaFiles(layout.root))
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
@@ -45,6 +47,7 @@ class Verifier:
             for spec in TABLES.values():
                 found += self._table_findings(spec)
             found += self._book.findings(self._connection)
+            found += self._media.findings()
         self._reader.close()
         return found
 
@@ -103,6 +106,7 @@ class Verifier:
                 (_, key, _), (_, other, _) = wrong[0]
                 yield Finding("catalog", where, f"{len(wrong)} index rows differ; stored {key}, indexed {other}")
         self._book.read(spec, batch)
+        self._media.read(spec, batch)
 
 
 def _indexed(spec: TableSpec, batch: pa.RecordBatch) -> list[Indexed]:
