@@ -96,8 +96,9 @@ class Agent:
                 blocks = self._peer.batch(ids)
             walls.append(clock.wall)
             cpus.append(clock.cpu)
-            by_id = set(blocks) == set(PAYLOAD) and len(blocks["token_ids"]) == len(ids)
-            firsts.append(blocks["token_ids"][0].tolist() if by_id else None)
+            if set(blocks) != set(PAYLOAD) or len(blocks["token_ids"]) != len(ids):
+                raise AssertionError(f"a batch of {len(ids)} rows came as {({k: v.shape for k, v in blocks.items()})}")
+            firsts.append(blocks["token_ids"][0].tolist() if self._kind.by_id else None)
             targets = [np.empty_like(block) for block in blocks.values()]
             for target in targets:
                 target.fill(0)  # its pages exist before the clock runs

@@ -7,12 +7,18 @@ A process beside the one that began it joins the same Ray instance, whose addres
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+os.environ["RAY_AUTH_MODE"] = "token"  # read when Ray is imported
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
 import ray
 import torch
 import transfer_queue
@@ -29,14 +35,16 @@ class TransferQueuePeer:
     """The default backend, SimpleStorage, with its two storage actors."""
 
     def __init__(self, folder: Path) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        address = folder / "address"
+        address, token = folder / "address", folder / "token"
         self._owner = not address.exists()
+        # A token of this folder alone: one that Ray makes in the home folder is not found by the next process.
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
         if self._owner:
+            token.write_text(secrets.token_hex(32), encoding="utf-8")
             # With fewer processors declared than it has actors it waits for ever and says nothing. The path of a
             # socket may have 107 bytes, which a folder of a test easily exceeds.
-            scratch = tempfile.mkdtemp(prefix="ray-")
-            context = ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=scratch)
+            self._scratch = tempfile.mkdtemp(prefix="ray-")
+            context = ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=self._scratch)
             address.write_text(context.address_info["address"], encoding="utf-8")
         else:
             ray.init(address.read_text(encoding="utf-8"), log_to_driver=False)
@@ -95,3 +103,5 @@ class TransferQueuePeer:
         if self._owner:
             transfer_queue.close()
         ray.shutdown()
+        if self._owner:
+            shutil.rmtree(self._scratch, ignore_errors=True)

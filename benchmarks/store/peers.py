@@ -112,6 +112,7 @@ class PeerKind:
         requirements: what its environment holds; empty: it runs in this project's own.
         shared: several processes may have it open.
         alone: it keeps processes busy while it is open, so it is measured when nothing else is open.
+        by_id: a batch is the rows that were asked for; otherwise the peer chooses them.
         notes: what a reader must know beside its numbers.
     """
 
@@ -122,6 +123,7 @@ class PeerKind:
     requirements: tuple[str, ...] = ()
     shared: bool = True
     alone: bool = False
+    by_id: bool = True
     notes: str = ""
 
     def python(self) -> Path | None:
@@ -160,7 +162,7 @@ KINDS = {
         ),
         PeerKind(
             "trinity", "Trinity-RFT SQLite", "peer_trinity:TrinitySQL", "SQLite FULL",
-            ("trinity-rft==0.6.0", "pyarrow==25.*", "greenlet"),
+            ("trinity-rft==0.6.0", "pyarrow==25.*", "greenlet"), by_id=False,
             notes="its own SQLExperienceStorage without Ray; store-side and from objects are the same, since what it "
             "takes are its Experience objects; it has no reads by id (a batch is its own read) and no late scores "
             "(an UPDATE of its reward column through its engine, which overwrites); only model_version is a column",

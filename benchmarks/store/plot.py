@@ -43,23 +43,17 @@ def _bars(done: Run, path: Path) -> Path:
         if name in machine:
             bars.append(("the machine itself", machine[name], _LIMIT))
         bars = [bar for bar in bars if isinstance(bar[1], float)]
-        drawn = axis.barh([title for title, _, _ in bars], [max(value, 1e-4) for _, value, _ in bars], height=0.72)
+        drawn = axis.barh([title for title, _, _ in bars], [value for _, value, _ in bars], height=0.72)
         for bar, (_, _, colour) in zip(drawn, bars, strict=True):
             bar.set_color(colour)
         axis.bar_label(drawn, [number(value) for _, value, _ in bars], padding=3, fontsize=8)
-        values = [value for _, value, _ in bars]
-        if max(values) > 30 * max(min(values), 1e-4):
-            axis.set_xscale("log")
-            axis.set_xlim(max(min(values), 1e-4) / 2, max(values) * 6)
-        else:
-            axis.set_xlim(0, max(values) * 1.25)
+        axis.set_xlim(0, max(value for _, value, _ in bars) * 1.25 or 1)
         axis.invert_yaxis()
         axis.tick_params(axis="y", labelsize=8, length=0)
         axis.tick_params(axis="x", which="both", labelbottom=False, length=0)
         for side in ("top", "right", "bottom"):
             axis.spines[side].set_visible(False)
-        scale = ", log" if axis.get_xscale() == "log" else ""
-        axis.set_title(f"{name} ({better_of[name]} is better{scale})", fontsize=9, loc="left")
+        axis.set_title(f"{name} ({better_of[name]} is better)", fontsize=9, loc="left")
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
     quick = " (quick: not for quoting)" if done.quick else ""
