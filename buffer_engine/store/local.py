@@ -30,8 +30,11 @@ from buffer_engine.store.base import (
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.faults import explained
+from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
+from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
 from buffer_engine.store.reading import (
+    Frame,
     SegmentReader,
     frames_by_id,
     frames_of,
@@ -85,7 +88,9 @@ class LocalStore:
         self._durability: Durability = durability
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
         self._reader = SegmentReader(layout)
-        self._appender = Appender(catalog, self._writer, self._reader)
+        self._tokens = TokenReader(self._reader)
+        self._blocks = KeyBlocks()
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
     @property
@@ -143,24 +148,57 @@ class LocalStore:
 
     def fetch(self, experience_ids: Sequence[str], *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `ExperienceStore.fetch`."""
-        wanted = wanted_columns(ROLLOUTS, columns)
+        wanted, (frames, places) = wanted_columns(ROLLOUTS, columns), self._located(experience_ids)
+        return rows_at(self._reader, frames, places, ROLLOUTS, wanted)
+
+    def _located(self, experience_ids: Sequence[str]) -> tuple[dict[int, Frame], list[index.Place]]:
+        """Frames of rollouts, and the place of each."""
         connection = self._catalog.read()
-        places = {row[0]: (row[1], row[2]) for row in index.places_of(connection, "rollouts", experience_ids)}
+        places = {row[0]: (row[1], row[2]) for row in index.places_of(connection, experience_ids)}
         for experience_id in experience_ids:
             if experience_id not in places:
                 raise StoreError(f"{self.path}: there is no rollout {experience_id!r}; check the id or the store")
         asked = [places[experience_id] for experience_id in experience_ids]
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        return rows_at(self._reader, frames, asked, ROLLOUTS, wanted)
+        return frames_by_id(connection, (frame_id for frame_id, _ in asked)), asked
+
+    def padded(
+        self,
+        experience_ids: Sequence[str],
+        columns: Sequence[str] = TOKEN_COLUMNS,
+        *,
+        length: int | None = None,
+        out: PadBuffers | None = None,
+    ) -> PaddedBatch:
+        """Token columns of rollouts as numpy arrays [rows, width], in the order asked; see `PaddedBatch`.
+
+        Args:
+            length: width; None: that of the longest row.
+            out: memory to use again; the arrays of the batch read into it before are overwritten.
+
+        Raises:
+            StoreError: an id is not stored; names it.
+            SchemaError: a column has not one element per token.
+            RowTooLongError: a row has more than `length` tokens; nothing is truncated.
+        """
+        wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
+        return self._tokens.padded(experience_ids, places, frames, wanted, length=length, out=out)
+
+    def packed(
+        self, experience_ids: Sequence[str], columns: Sequence[str] = TOKEN_COLUMNS, *, out: PadBuffers | None = None
+    ) -> PackedRows:
+        """Like `padded`, the rows end to end without padding; see `PackedRows`."""
+        wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
+        return self._tokens.packed(experience_ids, places, frames, wanted, out=out)
 
     def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
         """See `ExperienceStore.narrow`; `batch_rows` is not indexed by rollout and cannot be asked for."""
         if table not in ("scores", "decisions"):
             raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
         connection = self._catalog.read()
-        asked = [row[1:] for row in index.places_of(connection, table, experience_ids)]
+        asked = self._blocks.about(connection, table, experience_ids)
         frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        return rows_at(self._reader, frames, asked, table_spec(table), None)
+        rows = rows_at(self._reader, frames, asked, table_spec(table), None)
+        return only_about(rows, experience_ids)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
