@@ -207,7 +207,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """Size of a store: rows and bytes per table, catalog version, durability."""
+    """Size of a store: rows and bytes per table, catalog version, durability.
+
+    Attributes:
+        bytes: of the rows of each table where they lie now, Parquet files included.
+        cold_bytes: of that, bytes of Parquet files.
+        retired_bytes: room on disk of files that no row lies in any more and that a later compaction removes.
+        trainable_tokens: tokens of rollouts that may train; None: not counted.
+    """
 
     path: Path
     schema_version: int
@@ -216,6 +223,20 @@ class StoreInfo:
     rows: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
+    cold_bytes: Mapping[str, int] = field(default_factory=dict)
+    retired_bytes: int = 0
+    trainable_tokens: int | None = None
+
+    @property
+    def bytes_per_row(self) -> float | None:
+        """Bytes of `rollouts` per rollout; None: there is none."""
+        rows = self.rows.get("rollouts", 0)
+        return self.bytes["rollouts"] / rows if rows else None
+
+    @property
+    def bytes_per_trainable_token(self) -> float | None:
+        """Bytes of `rollouts` per token that may train; None: there is none, or they were not counted."""
+        return self.bytes["rollouts"] / self.trainable_tokens if self.trainable_tokens else None
 
 
 class ExperienceStore(Protocol):

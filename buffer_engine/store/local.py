@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
+from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, TABLES
 from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
@@ -29,7 +29,11 @@ from buffer_engine.store.base import (
     StoreInfo,
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.cold import ColdFiles, cold_files
+from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
+from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
+from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
@@ -45,6 +49,7 @@ from buffer_engine.store.reading import (
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
+from buffer_engine.store.sizes import store_info
 from buffer_engine.store.validate import table_spec
 from buffer_engine.store.verify import Verifier
 
@@ -86,8 +91,9 @@ class LocalStore:
         self._layout = layout
         self._catalog = catalog
         self._durability: Durability = durability
+        self._files = LocalFiles(layout)
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout)
+        self._reader = SegmentReader(layout, catalog, self._files)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
         self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
@@ -138,13 +144,21 @@ class LocalStore:
         """
         wanted = wanted_columns(table_spec(table), columns)
         frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        batches_read = (self._reader.batch(frame) for frame in frames)
-        return batches_read if wanted is None else (batch.select(wanted) for batch in batches_read)
+        return self._reader.batches(frames, wanted)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""
         found = list(self.scan(name, until=until, columns=columns))
         return pa.Table.from_batches(found, schema=schema_of(table_spec(name), columns))
+
+    def cold_files(self, table: str, *, until: int | None = None) -> ColdFiles:
+        """A table as of version `until` (None: now) as whole Parquet files, and the frames that are in none of them."""
+        with self._catalog.snapshot():
+            return cold_files(self._catalog.read(), self._files, table_spec(table).name, until)
+
+    def frame_batch(self, frame: Frame, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows of a frame, or some of their columns; see `SegmentReader.batch`."""
+        return self._reader.batch(frame, wanted_columns(TABLES[frame.table], columns))
 
     def fetch(self, experience_ids: Sequence[str], *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `ExperienceStore.fetch`."""
@@ -302,21 +316,67 @@ class LocalStore:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
 
-    def info(self) -> StoreInfo:
-        """Rows and bytes."""
-        connection = self._catalog.read()
-        sizes = connection.execute(
-            "SELECT tbl, sum(rows), sum(length) FROM frames GROUP BY tbl ORDER BY tbl"
-        ).fetchall()
-        return StoreInfo(
-            path=self.path,
-            schema_version=SCHEMA_VERSION,
-            version=current_version(connection),
-            durability=self._durability,
-            rows={table: rows for table, rows, _ in sizes},
-            bytes={table: length for table, _, length in sizes},
-            runs=tuple(row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY run_id")),
+    def compact(
+        self,
+        *,
+        everything: bool = False,
+        grace_seconds: float = GRACE_SECONDS,
+        tables: Sequence[str] | None = None,
+        max_uses: int = 1,
+        progress: Progress | None = None,
+    ) -> Compaction:
+        """Move cold frames into Parquet files; readers and writers go on meanwhile.
+
+        Args:
+            everything: also what training waits for, and the newest frames.
+            grace_seconds: files that no frame refers to any more are removed this long after that was found.
+            tables: only these; None: all.
+            max_uses: a kept rollout trained fewer times than this is not cold.
+            progress: told frames done and frames to do, after each file.
+
+        Raises:
+            StoreBusyError: another process compacts or erases.
+            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
+        """
+        done = Compactor(self._layout, self._catalog, self._files).compact(
+            everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
         )
+        self._reader.forget_removed()
+        return done
+
+    def erase(
+        self,
+        rule: EraseRule,
+        *,
+        reason: str,
+        author: str,
+        dry_run: bool = False,
+        force: bool = False,
+        max_uses: int = 1,
+        grace_seconds: float = GRACE_SECONDS,
+        progress: Progress | None = None,
+    ) -> Erasure:
+        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
+
+        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
+
+        Raises:
+            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
+            StoreError: a named row is not stored, the reason is empty, the disk is full.
+            CorruptSegmentError: a row to be erased lies in a damaged frame.
+        """
+        eraser = Eraser(self._layout, self._catalog, self._files, self._appender)
+        done = eraser.erase(
+            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses,
+            grace_seconds=grace_seconds, progress=progress,
+        )  # fmt: skip
+        self._reader.forget_removed()
+        return done
+
+    def info(self, *, tokens: bool = False) -> StoreInfo:
+        """Rows and bytes; with `tokens`, which reads the masks of all rollouts, what a trainable token costs too."""
+        with self._catalog.snapshot():
+            return store_info(self._layout, self._catalog.read(), self._reader, self._durability, tokens=tokens)
 
     def close(self) -> None:
         """Release files and locks; acknowledged rows are already durable."""
