@@ -20,7 +20,7 @@ from buffer_engine.inspect.loading import LoadedSource
 from buffer_engine.inspect.relations import PAYLOAD, RELATIONS, read_by
 from buffer_engine.inspect.snapshot import resolve_store
 from buffer_engine.inspect.source import Source, StoreSource, TablesSource
-from buffer_engine.inspect.statements import QueryError, reads_payload, require_read
+from buffer_engine.inspect.statements import QueryError, reads_payload, require_read, searches_in
 
 if TYPE_CHECKING:
     from buffer_engine.store.base import ExperienceStore
@@ -93,6 +93,16 @@ class Inspection:
             finally:
                 reader.close()
 
+    def search(self, words: str) -> pa.Table:
+        """Messages of rollouts that match, most relevant first, with the reward and fate of their rollout.
+
+        Args:
+            words: they must all occur; `"as written"`, OR, NOT, begin*.
+        Raises:
+            QueryError: the words cannot be understood.
+        """
+        return self.query(search_text(words))
+
     def named(self, name: str) -> pa.Table:
         """Run a named query.
 
@@ -154,9 +164,10 @@ class Inspection:
             connection.execute("ROLLBACK")
 
     def _prepared(self, sql: str, parameters: Parameters | None) -> duckdb.DuckDBPyConnection:
-        wanted = self._behind(sql)
+        wanted, searches = self._behind(sql), searches_in(sql)
         for loaded in self._loaded.values():
             loaded.take(wanted)
+            loaded.take_hits(searches)
         if not wanted & PAYLOAD.keys():
             return self._light
         if not reads_payload(self._connection, sql, parameters):
@@ -168,6 +179,15 @@ class Inspection:
     def _behind(self, sql: str) -> frozenset[str]:
         """Relations that the statement may read."""
         return read_by(sql)
+
+
+def search_text(words: str) -> str:
+    """The query that `Inspection.search` runs."""
+    quoted = words.replace("'", "''")
+    return (
+        f"SELECT relevance, experience_id, position, role, snippet, reward, fate FROM search('{quoted}') "
+        "JOIN experiences USING (experience_id) ORDER BY relevance DESC, sequence, position"
+    )
 
 
 def query_text(name: str) -> str:

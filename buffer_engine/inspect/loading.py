@@ -19,10 +19,15 @@ import pyarrow.dataset as ds
 
 from buffer_engine.inspect.library import derived, views
 from buffer_engine.inspect.relations import COUNTED, ORDERED, PAYLOAD, RELATIONS, STATES, narrow_columns
+from buffer_engine.inspect.search import HITS, SearchIndex
 from buffer_engine.inspect.source import Source
 
 PIECE_ROWS = 262_144
 """Rows that are taken over at once: what is in memory twice for a moment."""
+
+
+SEARCH = "SELECT * EXCLUDE (asked) FROM {hits} WHERE asked = words"
+"""What `search('…')` stands for; the hits are there when the query runs."""
 
 
 class LoadedSource:
@@ -42,6 +47,9 @@ class LoadedSource:
         self._until: dict[str, int | None] = {}
         self._order: dict[str, int] = {}
         self._payload: dict[str, int | None] = {}
+        self._index: SearchIndex | None = None
+        self._searched: set[str] = set()
+        self._searched_at: int | None = None
         for database in (self.hot, self.light, self.full):
             connection.execute(f"ATTACH ':memory:' AS {database}")
         connection.execute(f"CREATE SCHEMA {self.hot}.derived")
@@ -115,12 +123,17 @@ class LoadedSource:
         self._until.clear()
         self._order.clear()
         self._payload.clear()
+        self._searched.clear()
+        self._connection.execute(f"DELETE FROM {self.hot}.main.search_hits")
 
     def _make_tables(self) -> None:
         for name, schema in RELATIONS.items():
             self._connection.register("__incoming", _narrow(name, schema.empty_table(), first=0))
             self._connection.execute(f"CREATE TABLE {self.hot}.main.{name} AS SELECT * FROM temp.main.__incoming")
             self._connection.unregister("__incoming")
+        self._connection.register("__incoming", HITS.empty_table())
+        self._connection.execute(f"CREATE TABLE {self.hot}.main.search_hits AS SELECT * FROM temp.main.__incoming")
+        self._connection.unregister("__incoming")
         for name in PAYLOAD:
             # DuckDB may take an empty relation as known to be empty; one row of nulls says nothing about the others.
             schema = pa.schema([field.with_nullable(True) for field in RELATIONS[name]])
@@ -154,6 +167,7 @@ class LoadedSource:
                 execute(f"CREATE OR REPLACE TABLE {table} AS {derived()[view.name].sql} LIMIT 0")
                 execute(f"CREATE VIEW derived.{view.name} AS SELECT * FROM {table}")
             execute(f'CREATE VIEW main."{view.name}" AS {view.sql}')
+        execute(f"CREATE MACRO main.search(words) AS TABLE {SEARCH.format(hits=f'{self.hot}.main.search_hits')}")
         execute("USE memory")
 
     def _stored(self, name: str, *, whole: bool) -> str:
@@ -166,8 +180,31 @@ class LoadedSource:
         columns = [f"NULL::{kind} AS {column}" if column in PAYLOAD[name] else column for column, kind, *_ in described]
         return f"SELECT {', '.join(columns)} FROM {self.hot}.main.{name}"
 
+    def take_hits(self, searches: Iterable[str]) -> None:
+        """Have what these full-text searches find as of the source's version.
+
+        Raises:
+            QueryError: a search cannot be understood.
+        """
+        if self._searched_at != self.source.version:
+            self._connection.execute(f"DELETE FROM {self.hot}.main.search_hits")
+            self._searched.clear()
+            self._searched_at = self.source.version
+        for words in dict.fromkeys(searches):
+            if words in self._searched:
+                continue
+            self.take(["rollouts"])
+            if self._index is None:
+                self._index = SearchIndex(self.source, self.source.folder)
+            self._connection.register("__incoming", self._index.find(words, rows=self._order.get("rollouts", 0)))
+            self._connection.execute(f"INSERT INTO {self.hot}.main.search_hits SELECT * FROM temp.main.__incoming")
+            self._connection.unregister("__incoming")
+            self._searched.add(words)
+
     def close(self) -> None:
         """Let go of the source."""
+        if self._index is not None:
+            self._index.close()
         self._maker.close()
         self.source.close()
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from buffer_engine.inspect.connect import Inspection, query_text
 from buffer_engine.inspect.library import named_queries, views
+from buffer_engine.inspect.loading import SEARCH
 from buffer_engine.inspect.relations import RELATIONS, read_by
 from buffer_engine.inspect.snapshot import resolve_store
 from buffer_engine.inspect.source import StoreSource
@@ -88,11 +89,20 @@ class SeveralStores(Inspection):
             connection.execute("CREATE SCHEMA raw")
             shown = [f'raw."{name}"' for name in RELATIONS] + [f'main."{name}"' for name in views()]
             shown += [f'main."query {name}"' for name in named_queries()]
+            hits = [
+                f"SELECT '{_quoted(name)}' AS store, * FROM {loaded.hot}.main.search_hits"
+                for name, loaded in self._loaded.items()
+            ]
+            connection.execute(f"CREATE VIEW main.search_hits AS {' UNION ALL '.join(hits)}")
+            connection.execute(f"CREATE MACRO main.search(words) AS TABLE {SEARCH.format(hits='main.search_hits')}")
             for relation in shown:
                 connection.execute(f"CREATE VIEW {relation} AS {_union(relation, all_databases)}")
 
 
 def _union(relation: str, databases: Mapping[str, str]) -> str:
-    quoted = {name: name.replace("'", "''") for name in databases}
-    parts = [f"SELECT '{quoted[name]}' AS store, * FROM {database}.{relation}" for name, database in databases.items()]
+    parts = [f"SELECT '{_quoted(name)}' AS store, * FROM {database}.{relation}" for name, database in databases.items()]
     return " UNION ALL BY NAME ".join(parts)
+
+
+def _quoted(name: str) -> str:
+    return name.replace("'", "''")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -39,6 +40,19 @@ class Source(Protocol):
         """A stored table whole, zero copy where possible."""
         ...
 
+    @property
+    def folder(self) -> Path | None:
+        """Where derived files may lie; None: nowhere."""
+        ...
+
+    def erased(self) -> Sequence[str]:
+        """Rollouts whose payload was taken away, as of now: it is gone for earlier versions too."""
+        ...
+
+    def holds(self, *, version: int, experience_id: str | None) -> bool:
+        """Whether something read here at `version`, this rollout among it, can still be what is stored."""
+        ...
+
     def close(self) -> None:
         """Let go of what was opened."""
         ...
@@ -70,6 +84,16 @@ class TablesSource:
         found = self._tables.get(table)
         return RELATIONS[table].empty_table() if found is None else found
 
+    folder: Path | None = None
+
+    def erased(self) -> Sequence[str]:
+        """See `Source.erased`."""
+        return self.payload("erasures").column("experience_id").to_pylist()
+
+    def holds(self, *, version: int, experience_id: str | None) -> bool:
+        """See `Source.holds`; what is in memory does not change."""
+        return True
+
     def close(self) -> None:
         """See `Source.close`; there is nothing to let go of."""
 
@@ -98,19 +122,24 @@ class StoreSource:
         self._vocabulary = STATES["vocabulary"].empty_table() if vocabulary is None else vocabulary
         self._owned = owned
         self._version = now if until is None else until
-        self._erased = self._erasures()
+        self._erased = len(self.erased())
 
     @property
     def version(self) -> int:
         """See `Source.version`."""
         return self._version
 
+    @property
+    def folder(self) -> Path | None:
+        """See `Source.folder`."""
+        return self._store.path
+
     def refresh(self) -> bool:
         """See `Source.refresh`; rows that were erased, or a store put back from a copy, make what was read void."""
         before, erased = self._version, self._erased
         if self._until is None:
             self._version = self._store.version()
-        self._erased = self._erasures()
+        self._erased = len(self.erased())
         return self._version >= before and self._erased == erased
 
     def rows(self, table: str, *, after: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -131,6 +160,11 @@ class StoreSource:
         if self._owned:
             self._store.close()
 
-    def _erasures(self) -> int:
-        """How many rows were ever erased, as of now: payload is gone for earlier versions too."""
-        return sum(batch.num_rows for batch in self._store.scan("erasures", columns=["experience_id"]))
+    def erased(self) -> Sequence[str]:
+        """See `Source.erased`."""
+        return self._store.table("erasures", columns=["experience_id"]).column("experience_id").to_pylist()
+
+    def holds(self, *, version: int, experience_id: str | None) -> bool:
+        """See `Source.holds`."""
+        known = experience_id is None or experience_id in self._store.runs_of([experience_id])
+        return known and version <= self._store.version()

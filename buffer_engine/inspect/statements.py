@@ -83,6 +83,26 @@ def require_read(connection: duckdb.DuckDBPyConnection, sql: str, names: Iterabl
         raise QueryError(f"{len(statements)} statements in one query: send them one at a time")
 
 
+def searches_in(sql: str) -> list[str]:
+    """What every `search('…')` of a statement looks for.
+
+    Raises:
+        QueryError: a search is not given as plain text, so it could not be made before the query runs.
+    """
+    if "search" not in sql.lower():
+        return []
+    tokens = [(place, kind) for place, kind in duckdb.tokenize(sql) if kind != duckdb.token_type.comment]
+    ends = [place for place, _ in tokens[1:]] + [len(sql.encode())]
+    words = [(sql.encode()[place:end].decode().strip(), kind) for (place, kind), end in zip(tokens, ends, strict=True)]
+    found: list[str] = []
+    for (name, _), (bracket, _), (literal, kind) in zip(words, words[1:], words[2:], strict=False):
+        if name.lower() == "search" and bracket == "(":
+            if kind != duckdb.token_type.string_const or not literal.startswith("'"):
+                raise QueryError("search() needs what to look for as plain text in single quotes: search('words')")
+            found.append(literal[1:-1].replace("''", "'"))
+    return found
+
+
 def reads_payload(
     connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[object] | Mapping[str, object] | None
 ) -> bool:
