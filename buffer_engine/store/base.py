@@ -382,8 +382,13 @@ class ExperienceStore(Protocol):
         """
         ...
 
-    def commit_batch(self, batch_id: str, *, step: int, model: pa.Table | None = None) -> None:
-        """Count the batch's rows as trained at `step` and append the new `models` row; a repeat is a no-op."""
+    def commit_batch(
+        self, batch_id: str, *, step: int, model: pa.Table | None = None, token_stats: pa.Table | None = None
+    ) -> None:
+        """Count the batch's rows as trained at `step`, append the new `models` row and what the step saw at its tokens.
+
+        One transaction; a repeat is a no-op, whatever it brings.
+        """
         ...
 
     def release(self, batch_id: str) -> None:

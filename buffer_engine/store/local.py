@@ -299,13 +299,15 @@ class LocalStore:
         """See `ExperienceStore.prepare_batch`; a repeat with the same content is a no-op."""
         batches.prepare(self._appender, reservation, step=step, batch=batch, rows=rows)
 
-    def commit_batch(self, batch_id: str, *, step: int, model: pa.Table | None = None) -> None:
+    def commit_batch(
+        self, batch_id: str, *, step: int, model: pa.Table | None = None, token_stats: pa.Table | None = None
+    ) -> None:
         """See `ExperienceStore.commit_batch`.
 
         Raises:
             StoreError: the batch is unknown, not prepared, or was prepared for another step.
         """
-        batches.commit(self._catalog, self._appender, batch_id, step=step, model=model)
+        batches.commit(self._catalog, self._appender, batch_id, step=step, model=model, stats=token_stats)
 
     def release(self, batch_id: str) -> None:
         """See `ExperienceStore.release`; a repeat is a no-op.
