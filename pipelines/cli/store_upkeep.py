@@ -122,10 +122,8 @@ def _erasure_lines(done: Erasure, *, dry_run: bool) -> list[str]:
             f"{done.left:,} rows stay: a batch holds them, training waits for them, or a resumed run would train them "
             "again; --force takes them too"
         )
-    if done.retired > done.removed:
-        lines.append(
-            f"{done.retired - done.removed} old files still hold it; a compaction after the grace removes them"
-        )
+    if done.retired:
+        lines.append(f"{done.retired} old files stay for readers; a compaction after the grace removes them")
     if done.lingering:
         names = ", ".join(done.lingering)
         lines.append(
