@@ -366,12 +366,18 @@ class LocalStore:
         dry_run: bool = False,
         force: bool = False,
         max_uses: int = 1,
+        replays: Mapping[str, int] | None = None,
         grace_seconds: float = GRACE_SECONDS,
         progress: Progress | None = None,
     ) -> Erasure:
         """Take the payload of the rows of a rule away, with a record of it in `erasures`.
 
-        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
+        Rows that training wants stay, and are counted, unless `force` is given.
+
+        Args:
+            max_uses: training waits for a kept row until it has trained this often.
+            replays: for a run that may be resumed the step that it goes on after; rows trained later are wanted again.
+            grace_seconds, progress: see `compact`.
 
         Raises:
             StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
@@ -380,7 +386,7 @@ class LocalStore:
         """
         eraser = Eraser(self._layout, self._catalog, self._files, self._appender)
         done = eraser.erase(
-            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses,
+            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses, replays=replays or {},
             grace_seconds=grace_seconds, progress=progress,
         )  # fmt: skip
         self._reader.forget_removed()

@@ -1,4 +1,4 @@
-"""`buffer-engine store`: what is in a store, and whether it is sound."""
+"""`buffer-engine store`: what is in a store, whether it is sound, and keeping it small."""
 
 from __future__ import annotations
 
@@ -12,27 +12,35 @@ from rich.text import Text
 
 from buffer_engine.errors import CorruptSegmentError, StoreError
 from buffer_engine.inspect import connect_store
-from buffer_engine.store.base import ExperienceStore, Finding
+from buffer_engine.store.base import ExperienceStore, Finding, StoreInfo
 from buffer_engine.store.layout import CATALOG
 from buffer_engine.store.local import open_store
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import cell_text, print_view, result_table
+from pipelines.cli.store_upkeep import compact, erase
 from pipelines.run_numbers import fate_lines, headline
 
-store = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify a store, or show what is in it.")
+store = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Verify, show, compact or erase what is in a store."
+)
+store.command()(compact)
+store.command()(erase)
 
 
 @store.command()
 def info(folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder of the store")]) -> None:
     """Rows and bytes per table, what takes room in the folder, and how far its runs came."""
     with open_store(require_store(folder), read_only=True) as opened, connect_store(opened) as inspection:
-        found = opened.info()
+        found = opened.info(tokens=True)
         print_text(f"{found.path}: schema version {found.schema_version}, version {found.version}")
         names = sorted({*found.rows, *found.bytes})
-        cells = [[name, f"{found.rows.get(name, 0):,}", f"{found.bytes.get(name, 0):,}"] for name in names]
-        cells.append(["all", f"{sum(found.rows.values()):,}", f"{sum(found.bytes.values()):,}"])
-        parts: list[RenderableType] = [result_table(["table", "rows", "bytes"], cells, [False, True, True]), Text()]
+        sums = [(name, *(part.get(name, 0) for part in (found.rows, found.bytes, found.cold_bytes))) for name in names]
+        sums.append(("all", *(sum(part.values()) for part in (found.rows, found.bytes, found.cold_bytes))))
+        cells = [[name, f"{rows:,}", f"{size:,}", f"{size - cold:,}", f"{cold:,}"] for name, rows, size, cold in sums]
+        header = ["table", "rows", "bytes", "as appended", "in Parquet"]
+        parts: list[RenderableType] = [result_table(header, cells, [False, True, True, True, True])]
+        parts += [*(Text(line) for line in size_lines(found)), Text()]
         sizes = folder_sizes(folder)
         sizes = [*sizes, ("all", sum(files for _, files, _ in sizes), sum(size for *_, size in sizes))]
         cells = [[name, f"{files:,}", f"{size:,}"] for name, files, size in sizes]
@@ -45,6 +53,19 @@ def info(folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder of
                 parts.append(Text(f"  held-out solve rate: first {first:.3f}, newest {last:.3f}"))
             parts.append(Text(f"  written {cell_text(run['started_at'])} to {cell_text(run['last_written_at'])} (UTC)"))
         print_view(Group(*parts))
+
+
+def size_lines(found: StoreInfo) -> list[str]:
+    """What a rollout and a trainable token take, and what the next compactions will free."""
+    lines: list[str] = []
+    if found.bytes_per_row is not None:
+        line = f"rollouts: {found.bytes_per_row:,.0f} bytes a row"
+        if found.bytes_per_trainable_token is not None:
+            line += f", {found.bytes_per_trainable_token:,.1f} a trainable token ({found.trainable_tokens:,} of them)"
+        lines.append(line)
+    if found.retired_bytes:
+        lines.append(f"{found.retired_bytes:,} bytes of files that no row lies in go with a later compaction")
+    return lines
 
 
 def folder_sizes(folder: Path) -> list[tuple[str, int, int]]:
