@@ -24,6 +24,7 @@ from buffer_engine.store.base import (
     BatchRecord,
     Durability,
     Finding,
+    OnInvalid,
     ReadPolicy,
     Reservation,
     StoreInfo,
@@ -107,9 +108,15 @@ class LocalStore:
         """Append to one table; see `append_all`."""
         return self.append_all({table: rows}, cursors=cursors)
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._appender.append_all(tables, cursors=cursors)
+        return self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
 
     def cursor(self, name: str) -> int:
         """Value of a named cursor, 0 when it was never moved."""
