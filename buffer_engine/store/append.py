@@ -21,6 +21,7 @@ from buffer_engine.store.base import AppendReceipt, OnInvalid
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.keyblocks import KeyBlocks
+from buffer_engine.store.pressure import Gate
 from buffer_engine.store.reading import SegmentReader
 from buffer_engine.store.refusal import Refusals, run_of
 from buffer_engine.store.repeats import Repeats, raise_conflict, without_repeats
@@ -35,8 +36,16 @@ _MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE S
 class Appender:
     """Writes rows of any table of one store."""
 
-    def __init__(self, catalog: Catalog, writer: SegmentWriter, reader: SegmentReader, blocks: KeyBlocks) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: SegmentWriter,
+        reader: SegmentReader,
+        blocks: KeyBlocks,
+        gate: Gate | None = None,
+    ) -> None:
         self._catalog = catalog
+        self._gate = gate
         self._writer = writer
         self._blocks = blocks
         self._repeats = Repeats(reader, blocks)
@@ -51,6 +60,8 @@ class Appender:
         inside: Callable[[sqlite3.Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
+        if self._gate is not None:
+            self._gate.wait(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
         refusals = Refusals() if on_invalid == "refuse_rows" else None
         run_id = run_of(list(tables.values())) if refusals else ""

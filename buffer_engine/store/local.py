@@ -34,6 +34,7 @@ from buffer_engine.store.faults import explained
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
+from buffer_engine.store.pressure import BackPressure, Gate
 from buffer_engine.store.reading import (
     Frame,
     SegmentReader,
@@ -56,6 +57,7 @@ def open_store(
     create: bool = True,
     durability: Durability = "power",
     read_only: bool = False,
+    back_pressure: BackPressure | None = None,
 ) -> LocalStore:
     """Open the store in a folder.
 
@@ -65,6 +67,7 @@ def open_store(
         durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
             the death of any process; the reader sees no difference.
         read_only: for inspection; creates nothing and works while others write.
+        back_pressure: has appends of training rollouts wait while many are still to be trained; None: they never do.
 
     Raises:
         StoreVersionError: the store has another schema version.
@@ -75,14 +78,20 @@ def open_store(
         with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
             layout.segments.mkdir(parents=True, exist_ok=True)
     catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability)
+    return LocalStore(layout, catalog, durability=durability, back_pressure=back_pressure)
 
 
 class LocalStore:
     """See `ExperienceStore`. One object may be shared by threads; a forked child opens its own."""
 
     def __init__(
-        self, layout: StoreLayout, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES
+        self,
+        layout: StoreLayout,
+        catalog: Catalog,
+        *,
+        durability: Durability,
+        segment_bytes: int = SEGMENT_BYTES,
+        back_pressure: BackPressure | None = None,
     ) -> None:
         self._layout = layout
         self._catalog = catalog
@@ -91,7 +100,8 @@ class LocalStore:
         self._reader = SegmentReader(layout)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
-        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
+        gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
     @property
