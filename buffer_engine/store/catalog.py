@@ -17,6 +17,7 @@ from urllib.parse import quote
 from buffer_engine.errors import StoreError, StoreVersionError
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability
+from buffer_engine.store.checkpointing import BACKSTOP_PAGES, Checkpointer
 from buffer_engine.store.ddl import APPLICATION_ID, catalog_ddl, migrate
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout
@@ -43,6 +44,7 @@ class Catalog:
         self.lock = threading.RLock()
         self._threads = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._checkpoints = Checkpointer(self._connect)
         with explained(layout.root, "open the store"):
             self._writer: sqlite3.Connection | None = None
             try:
@@ -92,6 +94,7 @@ class Catalog:
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
+                self._checkpoints.committed(self._writer)
             except BaseException:
                 # a failed COMMIT (full disk) leaves the transaction open; some failures have rolled back already
                 if self._writer.in_transaction:
@@ -100,6 +103,7 @@ class Catalog:
 
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
+        self._checkpoints.close()
         with self.lock:
             self._closed = True
             for connection in self._connections:
@@ -127,6 +131,7 @@ class Catalog:
         )
         with self.lock:
             self._connections.append(connection)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {BACKSTOP_PAGES}")
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
         return connection
 
