@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -53,6 +54,7 @@ class Catalog:
                 else:
                     self._writer = self._connect()
                     self._create_if_missing(self._writer)
+                    self._writer.execute("PRAGMA busy_timeout = 1")  # see `_begin`
             except BaseException:
                 self.close()
                 raise
@@ -90,7 +92,7 @@ class Catalog:
         if self._writer is None:
             raise StoreError(f"{self.layout.root}: could not {doing}: the store was opened with read_only=True")
         with self.lock, explained(self.layout.root, doing):
-            self._writer.execute("BEGIN IMMEDIATE")
+            self._begin(self._writer)
             try:
                 yield self._writer
                 self._writer.execute("COMMIT")
@@ -100,6 +102,21 @@ class Catalog:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def _begin(self, writer: sqlite3.Connection) -> None:
+        """Take the catalog, which another process may hold for a moment.
+
+        SQLite's own waiting sleeps longer each time, up to 100 ms, so that of several processes the one that has
+        waited longest looks least often. Here everyone looks each millisecond.
+        """
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                    raise
 
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
