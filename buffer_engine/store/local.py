@@ -24,6 +24,7 @@ from buffer_engine.store.base import (
     BatchRecord,
     Durability,
     Finding,
+    OnInvalid,
     ReadPolicy,
     Reservation,
     StoreInfo,
@@ -38,6 +39,7 @@ from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.media import LocalMediaFiles, MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
+from buffer_engine.store.pressure import BackPressure, Gate
 from buffer_engine.store.reading import (
     Frame,
     SegmentReader,
@@ -61,6 +63,7 @@ def open_store(
     create: bool = True,
     durability: Durability = "power",
     read_only: bool = False,
+    back_pressure: BackPressure | None = None,
 ) -> LocalStore:
     """Open the store in a folder.
 
@@ -70,6 +73,7 @@ def open_store(
         durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
             the death of any process; the reader sees no difference.
         read_only: for inspection; creates nothing and works while others write.
+        back_pressure: has appends of training rollouts wait while many are still to be trained; None: they never do.
 
     Raises:
         StoreVersionError: the store has another schema version.
@@ -80,14 +84,20 @@ def open_store(
         with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
             layout.segments.mkdir(parents=True, exist_ok=True)
     catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability)
+    return LocalStore(layout, catalog, durability=durability, back_pressure=back_pressure)
 
 
 class LocalStore:
     """See `ExperienceStore`. One object may be shared by threads; a forked child opens its own."""
 
     def __init__(
-        self, layout: StoreLayout, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES
+        self,
+        layout: StoreLayout,
+        catalog: Catalog,
+        *,
+        durability: Durability,
+        segment_bytes: int = SEGMENT_BYTES,
+        back_pressure: BackPressure | None = None,
     ) -> None:
         self._layout = layout
         self._catalog = catalog
@@ -95,10 +105,10 @@ class LocalStore:
         self._files = LocalFiles(layout)
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
         self._reader = SegmentReader(layout, catalog, self._files)
-
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
-        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
+        gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
         self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
 
@@ -116,9 +126,15 @@ class LocalStore:
         """Append to one table; see `append_all`."""
         return self.append_all({table: rows}, cursors=cursors)
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._appender.append_all(tables, cursors=cursors)
+        return self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
 
     def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
         """See `ExperienceStore.put_media`."""
