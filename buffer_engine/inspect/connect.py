@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 
 from buffer_engine.inspect.library import named_queries, views
 from buffer_engine.inspect.statements import QueryError, require_read
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, TABLES
+from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, TABLES
 
 if TYPE_CHECKING:
     from buffer_engine.store.base import ExperienceStore
@@ -32,6 +32,7 @@ RELATIONS: dict[str, pa.Schema] = {
     **{name: spec.schema for name, spec in TABLES.items()},
     "rollout_state": ROLLOUT_STATE,
     "batch_state": BATCH_STATE,
+    "quarantine": QUARANTINE,
     "vocabulary": VOCABULARY,
 }
 """Every relation of schema `raw`."""

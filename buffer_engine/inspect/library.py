@@ -23,6 +23,7 @@ VIEW_ORDER = (
     "token_stats",
     "media",
     "erasures",
+    "quarantine",
     "scores",
     "rewards",
     "reward_components",

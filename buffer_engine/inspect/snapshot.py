@@ -58,7 +58,9 @@ def read_tables(store: ExperienceStore, *, until: int | None = None) -> tuple[di
     tables = {name: store.table(name, until=version) for name in TABLES}
     if version < now:
         rollout_state, batch_state = store.rollout_state(until=version), store.batch_state(until=version)
-    return {**tables, "rollout_state": rollout_state, "batch_state": batch_state}, version
+    # last: what the reads above met is in it
+    state = {"rollout_state": rollout_state, "batch_state": batch_state, "quarantine": store.quarantine()}
+    return {**tables, **state}, version
 
 
 def _bookkeeping(store: ExperienceStore) -> tuple[int, pa.Table, pa.Table]:

@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
+from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION, TABLES
 from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
@@ -29,16 +30,11 @@ from buffer_engine.store.base import (
     StoreInfo,
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.damage import GuardedReader, quarantined_frames
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout, locate
-from buffer_engine.store.reading import (
-    SegmentReader,
-    frames_by_id,
-    frames_of,
-    rows_at,
-    schema_of,
-    wanted_columns,
-)  # fmt: skip
+from buffer_engine.store.quarantine import Quarantine
+from buffer_engine.store.reading import frames_of, schema_of, wanted_columns
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
@@ -84,9 +80,10 @@ class LocalStore:
         self._catalog = catalog
         self._durability: Durability = durability
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout)
+        self._reader = GuardedReader(layout)
         self._appender = Appender(catalog, self._writer, self._reader)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
+        self._quarantine = Quarantine(catalog, self._appender, self._writer, self._reader)
 
     @property
     def path(self) -> Path:
@@ -104,7 +101,7 @@ class LocalStore:
 
     def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._appender.append_all(tables, cursors=cursors)
+        return self._quarantine.noting(lambda: self._appender.append_all(tables, cursors=cursors))
 
     def cursor(self, name: str) -> int:
         """Value of a named cursor, 0 when it was never moved."""
@@ -126,14 +123,10 @@ class LocalStore:
         until: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `ExperienceStore.scan`; what is seen is fixed when it is called.
-
-        Raises:
-            CorruptSegmentError: a frame is damaged; raised when the iteration reaches it.
-        """
+        """See `ExperienceStore.scan`; what is seen is fixed when it is called. Damaged frames are left out."""
         wanted = wanted_columns(table_spec(table), columns)
-        frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        batches_read = (self._reader.batch(frame) for frame in frames)
+        connection = self._catalog.read()
+        batches_read = self._quarantine.batches(connection, frames_of(connection, table, after=after, until=until))
         return batches_read if wanted is None else (batch.select(wanted) for batch in batches_read)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -150,8 +143,7 @@ class LocalStore:
             if experience_id not in places:
                 raise StoreError(f"{self.path}: there is no rollout {experience_id!r}; check the id or the store")
         asked = [places[experience_id] for experience_id in experience_ids]
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        return rows_at(self._reader, frames, asked, ROLLOUTS, wanted)
+        return self._quarantine.rows_named(connection, experience_ids, asked, wanted)
 
     def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
         """See `ExperienceStore.narrow`; `batch_rows` is not indexed by rollout and cannot be asked for."""
@@ -159,8 +151,7 @@ class LocalStore:
             raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
         connection = self._catalog.read()
         asked = [row[1:] for row in index.places_of(connection, table, experience_ids)]
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        return rows_at(self._reader, frames, asked, table_spec(table), None)
+        return self._quarantine.rows_found(connection, asked, table_spec(table))
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
@@ -202,6 +193,11 @@ class LocalStore:
         )
         return _table([(*row[:5], _moment(row[5]), _moment(row[6])) for row in found], BATCH_STATE)
 
+    def quarantine(self) -> pa.Table:
+        """See `ExperienceStore.quarantine`."""
+        found = quarantined_frames(self._catalog.read())
+        return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)
+
     @contextmanager
     def open_run(self, run_id: str) -> Generator[None]:
         """See `ExperienceStore.open_run`; frees what a dead process of the run had reserved without a manifest.
@@ -227,9 +223,12 @@ class LocalStore:
         Raises:
             StoreError: the batch id has a manifest already, or one group alone exceeds `policy.rows`.
         """
-        return self._reserver.reserve(
-            policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
-            now=time.time(),
+        return self._quarantine.reserve_sound(
+            lambda: self._reserver.reserve(
+                policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
+                now=time.time(),
+            ),
+            batch_id, lambda: batches.release(self._catalog, batch_id),
         )  # fmt: skip
 
     def prepare_batch(self, reservation: Reservation, *, step: int, batch: pa.Table, rows: pa.Table) -> None:
@@ -264,6 +263,11 @@ class LocalStore:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
 
+    def recheck(self) -> tuple[list[int], list[int]]:
+        """Read every frame again: ids of those put into quarantine now, and of those found sound and taken back."""
+        connection = self._catalog.read()
+        return self._quarantine.recheck(frame for name in TABLES for frame in frames_of(connection, name))
+
     def info(self) -> StoreInfo:
         """Rows and bytes."""
         connection = self._catalog.read()
@@ -278,6 +282,7 @@ class LocalStore:
             rows={table: rows for table, rows, _ in sizes},
             bytes={table: length for table, _, length in sizes},
             runs=tuple(row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY run_id")),
+            quarantined=tuple(quarantined_frames(connection)),
         )
 
     def close(self) -> None:
