@@ -64,6 +64,7 @@ CREATE TABLE chunks (
     PRIMARY KEY (segment_id, number)
 ) WITHOUT ROWID;
 CREATE TABLE quarantine (frame_id INTEGER PRIMARY KEY, found_at REAL NOT NULL, message TEXT NOT NULL);
+CREATE TABLE quarantined_rollouts (sequence INTEGER PRIMARY KEY, frame_id INTEGER NOT NULL);
 """
 
 

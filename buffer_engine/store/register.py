@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from buffer_engine.schema import DECISIONS, EVENTS
+from buffer_engine.store import index
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.index import STATUS_OF_VERDICT
@@ -51,6 +52,11 @@ class Register:
                 version, now = next_version(connection), time.time()
                 connection.execute("INSERT INTO quarantine VALUES (?, ?, ?)", (frame.frame_id, now, message))
                 rejected = _rows_in(connection, frame, "status <> 'rejected'")
+                connection.execute(
+                    "INSERT INTO quarantined_rollouts SELECT sequence, frame_id FROM index_rollouts "
+                    "WHERE frame_id = ? AND status <> 'rejected'",
+                    (frame.frame_id if frame.table == "rollouts" else None,),
+                )
                 pass_id = f"quarantine/{frame.frame_id}/{version}"
                 verdicts = [(one, run, "reject", f"was {status}") for one, run, status in rejected]
                 self._append(
@@ -79,6 +85,7 @@ class Register:
                     if not connection.execute("DELETE FROM quarantine WHERE frame_id = ?", (frame.frame_id,)).rowcount:
                         return False
                     version, now = next_version(connection), time.time()
+                    connection.execute("DELETE FROM quarantined_rollouts WHERE frame_id = ?", (frame.frame_id,))
                     self._append(
                         connection,
                         version,
@@ -94,13 +101,8 @@ class Register:
     ) -> list[tuple[str, str, str, str]]:
         """(rollout, run, verdict, detail) that undo the store's own rejections, where no later verdict came."""
         runs = {one: run for one, run, _ in _rows_in(connection, frame, "status = 'rejected'")}
-        found = connection.execute(
-            "SELECT frame_id, row FROM index_decisions WHERE experience_id IN "
-            "(SELECT experience_id FROM index_rollouts WHERE frame_id = ? AND status = 'rejected') "
-            "ORDER BY frame_id, row",
-            (frame.frame_id,) if frame.table == "rollouts" else (None,),
-        )
-        decisions = read_decisions(connection, found.fetchall())
+        found = index.places_of(connection, "decisions", list(runs))
+        decisions = read_decisions(connection, [place[1:] for place in found])
         # the last final verdict of each row, and the one before the store's
         last: dict[str, tuple[str, str]] = {}
         before: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """Eight writers, four readers, an operator and a trainer for a while, every reader checking all it sees.
 
-`SOAK_SECONDS=600 python -m pytest tests/faults/test_store_soak.py` (or `make soak`) for longer than the test suite does.
+`make soak` does it for ten minutes; the environment variable SOAK_SECONDS says for how long otherwise.
 """
 
 from __future__ import annotations

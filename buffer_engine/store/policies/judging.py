@@ -18,10 +18,7 @@ from buffer_engine.store.base import ReadPolicy
 Refusal = tuple[str, str, str]
 """(experience id, reason, detail)."""
 
-_READABLE = (
-    "NOT (i.frame_id IN (SELECT frame_id FROM quarantine) AND EXISTS (SELECT 1 FROM index_decisions d "
-    "WHERE d.experience_id = i.experience_id AND d.operator = 'store' AND d.verdict = 'reject'))"
-)
+_READABLE = "i.sequence NOT IN (SELECT sequence FROM quarantined_rollouts)"
 """A row that the store rejected because it is damaged is a missing sibling; one rejected before is what it was."""
 
 
