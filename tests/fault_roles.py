@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def trainer(store: LocalStore, done: Acknowledgements, number: int) -> Callable[
             return
         payload = store.fetch(held.experience_ids, columns=["token_ids"])
         assert payload.column("token_ids")[0].as_py()[0] == int(held.experience_ids[0][1:])
-        batch, rows = manifest(held.batch_id, step, held.experience_ids)
+        now = datetime.now(UTC)
+        batch, rows = manifest(held.batch_id, step, held.experience_ids, run_id=f"trainer/{number}", created_at=now)
         store.prepare_batch(held, step=step, batch=batch, rows=rows)
         done.say("prepared", held.batch_id)
         _commit(store, done, held.batch_id, step, number)
@@ -258,10 +260,16 @@ def drain(folder: Path, logs: Path, trainers: Sequence[int]) -> None:
             trainer(store, done, number)  # replays what it had prepared
         turn = trainer(store, done, trainers[0])
         while True:
-            before = len(store.batches(RUN))
+            before = _with_status(store, "committed")
             turn()
-            if len(store.batches(RUN)) == before:
+            if _with_status(store, "reserved"):
+                time.sleep(LEASE_SECONDS)  # its trainer is dead; the next reservation frees its rows
+            elif _with_status(store, "committed") == before:
                 return
+
+
+def _with_status(store: LocalStore, status: str) -> int:
+    return sum(record.status == status for record in store.batches(RUN))
 
 
 if __name__ == "__main__":

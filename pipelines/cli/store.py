@@ -16,6 +16,7 @@ from buffer_engine.inspect import connect_store
 from buffer_engine.store.base import ExperienceStore, Finding, QuarantinedFrame
 from buffer_engine.store.layout import CATALOG
 from buffer_engine.store.local import open_store
+from buffer_engine.store.recover import recover_store
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import cell_text, print_view, result_table
@@ -128,6 +129,33 @@ def recheck(folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder
             f"{folder}: {sum(one.rows for one in left)} rows cannot be read; restore the files named above from a copy "
             "and run this again"
         )
+
+
+@store.command()
+def recover(
+    folder: Annotated[Path, typer.Argument(metavar="STORE", help="folder of the store; it is only read")],
+    into: Annotated[Path, typer.Option("--into", metavar="NEW", help="new folder for the recovered store")],
+) -> None:
+    """Make a new store from the segments of one whose catalog is lost or damaged, and say what is missing.
+
+    Exit code 1 when rows had to be left out or the new store is not sound. Nobody may write to STORE meanwhile.
+    """
+    found = recover_store(folder, into)
+    names = [[name, f"{count:,}", f"{found.unvouched[name]:,}"] for name, count in sorted(found.rows.items())]
+    print_view(result_table(["table", "rows", "of them not vouched for"], names, [False, True, True]))
+    batches = ", ".join(f"{count} {status}" for status, count in sorted(found.batches.items())) or "none"
+    print_text(f"batches: {batches}; status worked out from rows: {len(found.inferred)}")
+    for line in found.lost:
+        print_text(f"lost: {line}")
+    for line in found.left_out:
+        print_text(f"left out: {line}")
+    for finding in found.findings:
+        print_text(f"{finding.kind}: {finding.where}: {finding.message}")
+    if found.left_out or found.findings:
+        raise StoreError(
+            f"{into}: {len(found.left_out)} parts were left out, {len(found.findings)} findings; see above"
+        )
+    print_text(f"{into}: sound")
 
 
 def _damaged(frames: Sequence[QuarantinedFrame], head: str) -> RenderableType:
