@@ -109,7 +109,17 @@ class DamagedRowsWarning(UserWarning):
 
 
 class KeyConflictError(StoreError):
-    """A row with this key is already stored with other content."""
+    """A row with this key is already stored with other content.
+
+    Attributes:
+        label: the key, as messages write it.
+        field: first column that differs.
+    """
+
+    def __init__(self, message: str, *, label: str = "", field: str = "") -> None:
+        self.label = label
+        self.field = field
+        super().__init__(message)
 
 
 class StoreBusyError(StoreError):

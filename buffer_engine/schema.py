@@ -300,7 +300,7 @@ TOKEN_STATS = _table(
         _field(
             "ratios",
             pa.list_(pa.float32()),
-            "probability under those weights over the behaviour policy's; an element is null off the loss",
+            "probability under those weights over the behaviour policy's; an element is null where not computed",
             null="not recorded",
         ),
         _field("entropies", pa.list_(pa.float32()), "entropy (nats) of the next-token choice", null="not recorded"),

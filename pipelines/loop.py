@@ -30,7 +30,7 @@ from pipelines.importing import import_all
 from pipelines.metrics import MetricWriter
 from pipelines.progress import Progress
 from pipelines.restoring import restore
-from pipelines.rows import event_row, model_row
+from pipelines.rows import event_row, model_row, token_stats_rows
 from trainers.algorithms.base import Algorithm
 from trainers.registry import ALGORITHMS
 
@@ -188,7 +188,12 @@ class Loop:
                 trainer.kl_penalties(train_batch)
             report = trainer.train_step(train_batch)
         version = self._version + 1
-        self._store.commit_batch(batch_id, step=step, model=self._model_row(step, version, parent=self._version))
+        self._store.commit_batch(
+            batch_id,
+            step=step,
+            model=self._model_row(step, version, parent=self._version),
+            token_stats=token_stats_rows(self._run_id, train_batch, report.token_stats),
+        )
         self._version = version
         self._outcome.trained_steps += 1
         self._outcome.replayed_steps += int(replay)

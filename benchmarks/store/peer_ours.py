@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.store.peers import PAYLOAD, Padded, padded
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
 from buffer_engine.inspect import Inspection, connect_store
 from buffer_engine.store import open_store
 from buffer_engine.store.base import Durability
 
 
-class Ours:
+class Ours(ArrowPeer):
     """`durability="power"`, the default."""
 
     durability: Durability = "power"
@@ -21,9 +21,9 @@ class Ours:
         self._store = open_store(folder / "store", durability=self.durability)
         self._inspection: Inspection | None = None
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, prepared: pa.Table) -> None:
         """One append."""
-        self._store.append("rollouts", rows)
+        self._store.append("rollouts", prepared)
 
     def batch(self, ids: list[str]) -> Padded:
         """Fetch by id, then pad."""

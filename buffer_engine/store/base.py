@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -195,7 +196,8 @@ class Finding:
     """One thing `verify` found wrong.
 
     Attributes:
-        kind: checksum | torn | orphan | conservation | length | missing_row | double_use | catalog | quarantine.
+        kind: checksum | torn | orphan | conservation | length | missing_row | missing_media | double_use | catalog |
+            quarantine.
         where: file, table or key.
         message: what was expected and what was there.
     """
@@ -225,7 +227,14 @@ class QuarantinedFrame:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """Size of a store: rows and bytes per table, catalog version, durability, frames in quarantine."""
+    """Size of a store: rows and bytes per table, catalog version, durability, frames in quarantine.
+
+    Attributes:
+        bytes: of the rows of each table where they lie now, Parquet files included.
+        cold_bytes: of that, bytes of Parquet files.
+        retired_bytes: room on disk of files that no row lies in any more and that a later compaction removes.
+        trainable_tokens: tokens of readable rollouts that may train; None: not counted.
+    """
 
     path: Path
     schema_version: int
@@ -235,6 +244,20 @@ class StoreInfo:
     bytes: Mapping[str, int] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
     quarantined: tuple[QuarantinedFrame, ...] = ()
+    cold_bytes: Mapping[str, int] = field(default_factory=dict)
+    retired_bytes: int = 0
+    trainable_tokens: int | None = None
+
+    @property
+    def bytes_per_row(self) -> float | None:
+        """Bytes of `rollouts` per rollout; None: there is none."""
+        rows = self.rows.get("rollouts", 0)
+        return self.bytes["rollouts"] / rows if rows else None
+
+    @property
+    def bytes_per_trainable_token(self) -> float | None:
+        """Bytes of `rollouts` per token that may train; None: there is none, or they were not counted."""
+        return self.bytes["rollouts"] / self.trainable_tokens if self.trainable_tokens else None
 
 
 class ExperienceStore(Protocol):
@@ -262,10 +285,36 @@ class ExperienceStore(Protocol):
 
         Raises:
             SchemaError: unknown table or column, wrong type, null where none may be, unequal per-token lengths, NaN
-                or infinity in a float; names table, key, field and value. Nothing is written.
+                or infinity in a float, a `sha256:` reference to media that are not stored; names table, key, field and
+                value. Nothing is written.
             KeyConflictError: a key is stored with other content; names the key and the first differing column.
             PartitionError: a task's prompt exists in the other partition, or a rollout's partition is not its task's.
             StoreError: the disk is full or read-only; what was acknowledged before stays.
+        """
+        ...
+
+    def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
+        """Keep an attachment, once however often it is put; durable when it returns.
+
+        Args:
+            data: the bytes, or a file that has them.
+            media_type: such as `image/png`.
+            name: file name to remember; None: that of the file, if it is one.
+        Returns:
+            The id, sha256 of the bytes in hexadecimal. A message refers to it as `sha256:<id>` in its `media`.
+        Raises:
+            SchemaError: `media_type` is none.
+            KeyConflictError: the same bytes are stored under another media type.
+            StoreError: the disk is full or read-only, or the file cannot be read.
+        """
+        ...
+
+    def media(self, media_id: str) -> bytes:
+        """The bytes of an attachment, checked against the id, which may come with `sha256:` before it.
+
+        Raises:
+            StoreError: there is none.
+            CorruptSegmentError: the bytes are not those that were stored.
         """
         ...
 
@@ -358,8 +407,13 @@ class ExperienceStore(Protocol):
         """
         ...
 
-    def commit_batch(self, batch_id: str, *, step: int, model: pa.Table | None = None) -> None:
-        """Count the batch's rows as trained at `step` and append the new `models` row; a repeat is a no-op."""
+    def commit_batch(
+        self, batch_id: str, *, step: int, model: pa.Table | None = None, token_stats: pa.Table | None = None
+    ) -> None:
+        """Count the batch's rows as trained at `step`, append the new `models` row and what the step saw at its tokens.
+
+        One transaction; a repeat is a no-op, whatever it brings.
+        """
         ...
 
     def release(self, batch_id: str) -> None:

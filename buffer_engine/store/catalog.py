@@ -36,7 +36,7 @@ class Catalog:
         """
         self.layout = layout
         self.read_only = read_only
-        self._durability = durability
+        self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self._pid = os.getpid()
         self._closed = False
         self.migrated_from: int | None = None
@@ -78,8 +78,27 @@ class Catalog:
             connection.execute("COMMIT")
 
     @contextmanager
-    def transaction(self, doing: str) -> Generator[sqlite3.Connection]:
+    def fresh(self) -> Generator[sqlite3.Connection]:
+        """A connection that sees the newest committed version, inside a snapshot of this thread too."""
+        connection = self.read()
+        if not connection.in_transaction:
+            yield connection
+            return
+        other = self._connect()
+        try:
+            yield other
+        finally:
+            with self.lock:
+                if other in self._connections:
+                    self._connections.remove(other)
+            other.close()
+
+    @contextmanager
+    def transaction(self, doing: str, *, synced: bool = False) -> Generator[sqlite3.Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
+
+        Args:
+            synced: the commit, and with it every earlier one, survives loss of power whatever the durability.
 
         Raises:
             StoreError: the store is read-only or closed, the disk is full, another process held the catalog too long.
@@ -88,8 +107,10 @@ class Catalog:
         if self._writer is None:
             raise StoreError(f"{self.layout.root}: could not {doing}: the store was opened with read_only=True")
         with self.lock, explained(self.layout.root, doing):
-            self._writer.execute("BEGIN IMMEDIATE")
+            if synced:
+                self._writer.execute("PRAGMA synchronous = FULL")
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
@@ -97,6 +118,9 @@ class Catalog:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+            finally:
+                if synced:
+                    self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
@@ -127,7 +151,7 @@ class Catalog:
         )
         with self.lock:
             self._connections.append(connection)
-        connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 
     def _in_use(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
 
 from buffer_engine.errors import CorruptSegmentError
 from buffer_engine.store.base import QuarantinedFrame
+from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.reading import Frame, SegmentReader
@@ -28,22 +29,22 @@ class DamagedFrameError(CorruptSegmentError):
 class GuardedReader(SegmentReader):
     """A reader that knows which frame is damaged, and is not misled by a file that was put back meanwhile."""
 
-    def __init__(self, layout: StoreLayout, files: SegmentFiles | None = None) -> None:
-        super().__init__(layout, files)
-        self._fresh = lambda: SegmentReader(layout, files)
+    def __init__(self, layout: StoreLayout, catalog: Catalog, files: SegmentFiles | None = None) -> None:
+        super().__init__(layout, catalog, files)
+        self._fresh = lambda: SegmentReader(layout, catalog, files)
 
-    def batch(self, frame: Frame) -> pa.RecordBatch:
-        """See `SegmentReader.batch`.
+    def arrays(self, frame: Frame, columns: Sequence[str]) -> list[pa.Array]:
+        """See `SegmentReader.arrays`.
 
         Raises:
             DamagedFrameError: the frame is damaged, seen through the old map of its file and a new one.
         """
         try:
-            return super().batch(frame)
+            return super().arrays(frame, columns)
         except CorruptSegmentError:
             pass
         try:
-            again = self._fresh().batch(frame)
+            again = self._fresh().arrays(frame, columns)
         except CorruptSegmentError as error:
             raise DamagedFrameError(frame, str(error)) from error
         self.close()  # maps of files that are no longer there

@@ -10,16 +10,18 @@ from __future__ import annotations
 import sqlite3
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
 
 from buffer_engine.errors import CorruptSegmentError, DamagedRowsWarning, StoreError
-from buffer_engine.schema import DECISIONS, ROLLOUTS, TableSpec
+from buffer_engine.schema import DECISIONS, TableSpec
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.damage import DamagedFrameError, GuardedReader, quarantined_ids
+from buffer_engine.store.keyblocks import KeyBlocks, only_about
+from buffer_engine.store.padded import TOKEN_COLUMNS
 from buffer_engine.store.reading import Frame, frames_by_id, rows_at
 from buffer_engine.store.register import Register
 from buffer_engine.store.segments import SegmentWriter
@@ -30,38 +32,45 @@ T = TypeVar("T")
 class Quarantine:
     """Reads of one store that survive damage."""
 
-    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: GuardedReader) -> None:
+    def __init__(
+        self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: GuardedReader, blocks: KeyBlocks
+    ) -> None:
         self._catalog = catalog
         self._register = Register(catalog, appender, writer)
         self._reader = reader
+        self._blocks = blocks
         self._warned: set[int] = set()
         self._guard = threading.Lock()
 
-    def batches(self, connection: sqlite3.Connection, frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, connection: sqlite3.Connection, frames: Iterable[Frame], columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of the sound ones of `frames`; what is quarantined now is not read again."""
         held = quarantined_ids(connection)
-        return self._sound(frames, held)
+        sound = self._not_held(frames, held) if held else frames
+        return self._reader.batches(sound, columns, on_damage=lambda frame, error: self.put(frame, str(error)))
 
-    def rows_named(
-        self, connection: sqlite3.Connection, ids: Sequence[str], places: Sequence[tuple[int, int]],
-        columns: Sequence[str] | None,
-    ) -> pa.Table:  # fmt: skip
-        """The rollouts `ids`, which lie at `places`.
+    def naming(
+        self,
+        ids: Sequence[str],
+        places: Sequence[tuple[int, int]],
+        frames: Mapping[int, Frame],
+        read: Callable[[], T],
+    ) -> T:
+        """The result of `read`, which reads the rollouts `ids` at `places` of `frames`.
 
         Raises:
             CorruptSegmentError: one of them lies in a damaged frame; names both.
         """
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in places))
-        held = quarantined_ids(connection)
-        if held and not held.isdisjoint(frames):
-            self._refuse(frames[min(held & frames.keys())], ids, places, self._message_of)
+        held = quarantined_ids(self._catalog.read()) & frames.keys()
+        if held:
+            frame = frames[min(held)]
+            raise self._refusal(frame, ids, places, self._message_of(frame))
         try:
-            return rows_at(self._reader, frames, places, ROLLOUTS, columns)
+            return read()
         except DamagedFrameError as error:
-            said = str(error)
-            self.put(error.frame, said)
-            self._refuse(error.frame, ids, places, lambda _: said)
-            raise
+            self.put(error.frame, str(error))
+            raise self._refusal(error.frame, ids, places, str(error)) from error
 
     def rows_found(
         self, connection: sqlite3.Connection, places: Sequence[tuple[int, int]], spec: TableSpec
@@ -112,21 +121,19 @@ class Quarantine:
                 return found
             give_back()
 
-    def put(self, frame: Frame, message: str) -> bool:
-        """Put a frame into quarantine and warn; False when it is there already or nothing may be written.
+    def put(self, frame: Frame, message: str) -> None:
+        """Put a frame into quarantine, where it is not there already, and warn.
 
         A disk that takes no more rows does not keep anybody from reading: the warning says that nothing was noted.
         """
-        new = False
         if self._catalog.read_only:
             message += " (opened read-only, so this is noted nowhere)"
         else:
             try:
-                new = self._register.put(frame, message)
+                self._register.put(frame, message)
             except StoreError as error:
                 message += f" (it could not be put into quarantine: {error})"
         self._warn(frame, message)
-        return new
 
     def recheck(self, frames: Iterable[Frame]) -> tuple[list[int], list[int]]:
         """Read `frames` again: ids of those newly put into quarantine, and of those that came out of it.
@@ -151,15 +158,12 @@ class Quarantine:
                         self._warned.discard(frame.frame_id)
         return put, released
 
-    def _sound(self, frames: Iterable[Frame], held: set[int]) -> Iterator[pa.RecordBatch]:
+    def _not_held(self, frames: Iterable[Frame], held: set[int]) -> Iterator[Frame]:
         for frame in frames:
             if frame.frame_id in held:
                 self._warn(frame, self._message_of(frame))
-                continue
-            try:
-                yield self._reader.batch(frame)
-            except DamagedFrameError as error:
-                self.put(frame, str(error))
+            else:
+                yield frame
 
     def _damage_in(self, batch_id: str) -> bool:
         """Whether rows reserved by a batch are damaged; their frames are in quarantine afterwards."""
@@ -169,14 +173,15 @@ class Quarantine:
         damaged = bool(quarantined_ids(connection) & set(ids))
         for frame in frames_by_id(connection, ids).values():
             try:
-                self._reader.batch(frame)
+                self._reader.arrays(frame, TOKEN_COLUMNS)
             except DamagedFrameError as error:
                 self.put(frame, str(error))
                 damaged = True
         return damaged
 
-    def _decisions(self, connection: sqlite3.Connection, places: Sequence[tuple[int, int]]) -> pa.Table:
-        return self.rows_found(connection, places, DECISIONS)
+    def _decisions(self, connection: sqlite3.Connection, ids: Sequence[str]) -> pa.Table:
+        places = self._blocks.about(connection, "decisions", ids)
+        return only_about(self.rows_found(connection, places, DECISIONS), ids)
 
     def _message_of(self, frame: Frame) -> str:
         found = (
@@ -186,13 +191,13 @@ class Quarantine:
         )
         return f"segments/{frame.segment}@{frame.offset} was in quarantine" if found is None else str(found[0])
 
-    def _refuse(
-        self, frame: Frame, ids: Sequence[str], places: Sequence[tuple[int, int]], message: Callable[[Frame], str]
-    ) -> None:
+    def _refusal(
+        self, frame: Frame, ids: Sequence[str], places: Sequence[tuple[int, int]], message: str
+    ) -> CorruptSegmentError:
         lost = [one for one, (frame_id, _) in zip(ids, places, strict=True) if frame_id == frame.frame_id]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        raise CorruptSegmentError(
-            f"rollout {lost[0]!r}{more} cannot be read: {message(frame)}; after that, "
+        return CorruptSegmentError(
+            f"rollout {lost[0]!r}{more} cannot be read: {message}; after that, "
             f"`buffer-engine store recheck {self._catalog.layout.root}` takes the frame back",
             frame_id=frame.frame_id,
         )

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from buffer_engine.schema import DECISIONS, EVENTS
-from buffer_engine.store import index
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.index import STATUS_OF_VERDICT
@@ -24,8 +23,8 @@ from buffer_engine.store.segments import SegmentWriter
 _RESTORED = {"kept": "keep", "held": "hold", "new": "release"}
 """Verdict that brings a status back."""
 
-ReadDecisions = Callable[[sqlite3.Connection, Sequence[tuple[int, int]]], pa.Table]
-"""Rows of `decisions` at places (frame, row) whose frames are sound, in order."""
+ReadDecisions = Callable[[sqlite3.Connection, Sequence[str]], pa.Table]
+"""Readable verdicts about rollouts, in order of commit."""
 
 
 class Register:
@@ -101,8 +100,7 @@ class Register:
     ) -> list[tuple[str, str, str, str]]:
         """(rollout, run, verdict, detail) that undo the store's own rejections, where no later verdict came."""
         runs = {one: run for one, run, _ in _rows_in(connection, frame, "status = 'rejected'")}
-        found = index.places_of(connection, "decisions", list(runs))
-        decisions = read_decisions(connection, [place[1:] for place in found])
+        decisions = read_decisions(connection, list(runs))
         # the last final verdict of each row, and the one before the store's
         last: dict[str, tuple[str, str]] = {}
         before: dict[str, str] = {}

@@ -137,7 +137,7 @@ def test_a_stray_file_is_reported_and_a_torn_tail_is_not(folder: Path) -> None:
         ("UPDATE index_rollouts SET group_size = 1 WHERE group_id = 'g1'", "conservation", "run/g1"),
         ("UPDATE index_rollouts SET content = x'00' WHERE experience_id = 'x3'", "catalog", "segments/rollouts"),
         ("UPDATE index_rollouts SET frame_id = 99 WHERE experience_id = 'x7'", "catalog", "rollouts"),
-        ("DELETE FROM index_scores WHERE experience_id = 'x1'", "catalog", "segments/scores"),
+        ("DELETE FROM key_blocks WHERE tbl = 'scores'", "catalog", "segments/scores"),
         ("DELETE FROM index_rollouts WHERE experience_id = 'x1'", "missing_row", "scores"),
         ("DELETE FROM batches", "missing_row", "b1"),
         ("UPDATE batches SET rows = 3", "conservation", "b1"),

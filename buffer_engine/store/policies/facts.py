@@ -103,7 +103,7 @@ class Facts:
         frame = self._frames.get(row.frame_id)
         if frame is None:
             frame = self._frames[row.frame_id] = frames_by_id(self._connection, [row.frame_id])[row.frame_id]
-        return self._reader.batch(frame).column(column)[row.row]
+        return self._reader.arrays(frame, [column])[0][row.row]
 
     def _one(self, query: str, *arguments: str) -> Any:
         found = self._connection.execute(query, arguments).fetchone()
