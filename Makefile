@@ -51,7 +51,7 @@ test: setup weights
 # Everything, and the checks of the distribution; the extra over `make test` needs the package index for an empty environment.
 test-all: lint test wheel
 
-# Fourteen processes on one store for as long as SOAK_SECONDS says, with every reader checking all it sees.
+# Fifteen processes on one store for as long as SOAK_SECONDS says, with every reader checking all it sees.
 soak: setup
 	SOAK_SECONDS=$${SOAK_SECONDS:-600} $(BIN)/python -m pytest -s tests/faults/test_store_soak.py
 

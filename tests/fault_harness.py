@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pyarrow.compute as pc
-from fault_roles import GROUP, NEVER, POINTS, RUN, Death, drain, open_for_test, play, promised
+from fault_roles import GROUP, NEVER, RUN, Death, drain, open_for_test, play, points_of, promised
 from store_workload import fast_processes
 
 from buffer_engine.store.base import Finding
@@ -142,7 +142,7 @@ class Harness:
                 death = Death(calls=self._dice.randrange(20, 6_000))
                 slot.how = "at a call"
             else:
-                point = self._dice.choice(sorted(POINTS))
+                point = self._dice.choice(points_of(slot.role))
                 death = Death(point=point, count=self._dice.randrange(1, 20), after=self._dice.random() < 0.5)
                 slot.how = point
             if death is not NEVER:  # a role with nothing to do would never get there
@@ -168,7 +168,7 @@ class Harness:
                 slot.how = "timed"
             if not process.is_alive():
                 process.join()
-                assert process.exitcode == -signal.SIGKILL, f"{slot.role} {slot.number} ended with {process.exitcode}"
+                assert process.exitcode == -signal.SIGKILL, self._failure(slot, process.exitcode)
                 self.tally.kills[slot.role] += 1
                 self.tally.ways[slot.how] += 1
                 slot.process, slot.kill_at, died = None, float("inf"), True
@@ -183,4 +183,9 @@ class Harness:
                     slot.process.kill()
                     slot.process.join()
                 code, slot.process = slot.process.exitcode, None
-                assert code in (0, -signal.SIGKILL), f"{slot.role} {slot.number} ended with {code}"
+                assert code in (0, -signal.SIGKILL), self._failure(slot, code)
+
+    def _failure(self, slot: _Slot, code: int | None) -> str:
+        error = self.logs / f"{slot.role}-{slot.number}.error"
+        said = error.read_text() if error.exists() else ""
+        return f"{slot.role} {slot.number} ended with {code}\n{said}"

@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,10 +25,12 @@ import pyarrow.compute as pc
 from store_rows import decisions, manifest, model, rollout, rollouts, score, table
 from store_workload import Acknowledgements, die_after
 
+from buffer_engine.errors import StoreBusyError
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.segments import SegmentWriter
 
 GROUP = 2
@@ -42,8 +45,16 @@ POINTS: dict[str, tuple[Any, str]] = {
     "sync": (SegmentWriter, "sync"),
     "list frames": (Appender, "record"),
     "transaction": (Catalog, "transaction"),
+    "publish a file": (LocalFiles, "publish"),
+    "remove a file": (LocalFiles, "remove"),
 }
 """Steps of the store before or after which a process may be told to die."""
+
+
+def points_of(role: str) -> list[str]:
+    """Steps that a role comes through often."""
+    files = ["publish a file", "remove a file"]
+    return ["transaction", *files] if role == "compactor" else sorted(set(POINTS) - set(files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +85,15 @@ def play(role: str, number: int, folder: str, logs: str, death: Death, pause: fl
     _arm(death)
     log = Path(logs)
     done = Acknowledgements(log / f"{role}-{number}.log")
-    with open_for_test(folder, read_only=role == "reader") as store:
-        turn = ROLES[role](store, done, number)
-        while not (log / "stop").exists():
-            turn()
-            time.sleep(pause)
+    try:
+        with open_for_test(folder, read_only=role == "reader") as store:
+            turn = ROLES[role](store, done, number)
+            while not (log / "stop").exists():
+                turn()
+                time.sleep(pause)
+    except BaseException:
+        (log / f"{role}-{number}.error").write_text(traceback.format_exc())  # for whoever reads the test's failure
+        raise
     done.say("stopped")
 
 
@@ -230,11 +245,27 @@ def reader(store: LocalStore, done: Acknowledgements, number: int) -> Callable[[
     return turn
 
 
+def compactor(store: LocalStore, done: Acknowledgements, _: int) -> Callable[[], None]:
+    """Moves frames into Parquet files, merges those, and removes the old files almost at once."""
+
+    def turn() -> None:
+        try:
+            moved = store.compact(everything=True, grace_seconds=0.2)
+        except StoreBusyError:
+            return  # the one before is not quite dead, or another process compacts
+        done.say("compacted", moved.rows)
+        assert not moved.damaged
+        time.sleep(0.05)
+
+    return turn
+
+
 ROLES: dict[str, Callable[[LocalStore, Acknowledgements, int], Callable[[], None]]] = {
     "writer": writer,
     "operator": operator,
     "trainer": trainer,
     "reader": reader,
+    "compactor": compactor,
 }
 
 

@@ -1,4 +1,4 @@
-"""Writers, operator, trainers and readers on one store, all killed again and again at once: every promise is kept."""
+"""Writers, operator, trainers, compactor and readers on one store, all killed again and again: promises are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buffer_engine.store import LocalStore
 from buffer_engine.store.recover import recover_store
 
 KILLS = 320
-CAST = {"writer": 3, "operator": 1, "trainer": 2, "reader": 1}
+CAST = {"writer": 3, "operator": 1, "trainer": 2, "reader": 1, "compactor": 1}
 
 
 @pytest.mark.slow
@@ -30,6 +30,7 @@ def test_three_hundred_kills_of_many_processes_lose_double_and_skip_nothing(tmp_
     assert tally.checks >= 100  # one check may follow several deaths
     assert tally.rows >= 500
     assert tally.batches >= 50
+    assert sum(map(int, promised(harness.logs, "compacted"))) >= 500
     # the segments of a store that was killed so often tell the same once the catalog is gone
     for file in harness.store.glob("catalog.sqlite*"):
         file.unlink()
