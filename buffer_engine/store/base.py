@@ -221,7 +221,8 @@ class Finding:
     """One thing `verify` found wrong.
 
     Attributes:
-        kind: checksum | torn | orphan | conservation | length | missing_row | missing_media | double_use | catalog.
+        kind: checksum | torn | orphan | conservation | length | missing_row | missing_media | double_use | catalog |
+            quarantine.
         where: file, table or key.
         message: what was expected and what was there.
     """
@@ -232,14 +233,32 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedFrame:
+    """A damaged record batch that reads go on without.
+
+    Attributes:
+        found_at: seconds since the epoch.
+        message: what is wrong with it.
+    """
+
+    frame_id: int
+    table: str
+    segment: str
+    offset: int
+    rows: int
+    found_at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """Size of a store: rows and bytes per table, catalog version, durability.
+    """Size of a store: rows and bytes per table, catalog version, durability, frames in quarantine.
 
     Attributes:
         bytes: of the rows of each table where they lie now, Parquet files included.
         cold_bytes: of that, bytes of Parquet files.
         retired_bytes: room on disk of files that no row lies in any more and that a later compaction removes.
-        trainable_tokens: tokens of rollouts that may train; None: not counted.
+        trainable_tokens: tokens of readable rollouts that may train; None: not counted.
     """
 
     path: Path
@@ -249,6 +268,7 @@ class StoreInfo:
     rows: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
+    quarantined: tuple[QuarantinedFrame, ...] = ()
     cold_bytes: Mapping[str, int] = field(default_factory=dict)
     retired_bytes: int = 0
     trainable_tokens: int | None = None
@@ -363,6 +383,7 @@ class ExperienceStore(Protocol):
 
         Raises:
             StoreError: an id is not stored; names it.
+            CorruptSegmentError: a row lies in a damaged frame; names both.
         """
         ...
 
@@ -382,6 +403,10 @@ class ExperienceStore(Protocol):
 
     def batch_state(self, *, until: int | None = None) -> pa.Table:
         """State of batches (`schema.BATCH_STATE`) as of version `until` (None: now)."""
+        ...
+
+    def quarantine(self) -> pa.Table:
+        """Damaged record batches that reads go on without (`schema.QUARANTINE`), in the order of commit."""
         ...
 
     def open_run(self, run_id: str) -> AbstractContextManager[None]:

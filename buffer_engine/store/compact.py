@@ -86,7 +86,19 @@ class Compactor:
         max_uses: int,
         progress: Progress | None,
     ) -> Compaction:
-        """See `LocalStore.compact`."""
+        """Move cold frames into Parquet files; readers and writers go on meanwhile.
+
+        Args:
+            everything: also what training waits for, and the newest frames.
+            grace_seconds: files that no frame refers to any more are removed this long after that was found.
+            tables: only these; None: all.
+            max_uses: a kept rollout trained fewer times than this is not cold.
+            progress: told frames done and frames to do, after each file.
+
+        Raises:
+            StoreBusyError: another process compacts or erases.
+            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
+        """
         names = [table_spec(name).name for name in tables] if tables is not None else list(TABLES)
         with hold_compaction(self._layout):
             remove_unfinished(self._layout, self._catalog, self._files)

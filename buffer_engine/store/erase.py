@@ -84,7 +84,15 @@ class Eraser:
         grace_seconds: float,
         progress: Progress | None,
     ) -> Erasure:
-        """See `LocalStore.erase`."""
+        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
+
+        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
+
+        Raises:
+            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
+            StoreError: a named row is not stored, the reason is empty, the disk is full.
+            CorruptSegmentError: a row to be erased lies in a damaged frame.
+        """
         if dry_run:
             going, left = self._chosen(rule, force=force, max_uses=max_uses, replays=replays)
             return self._told(going, left)

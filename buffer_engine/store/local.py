@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, TABLES
+from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, TABLES
 from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
@@ -32,6 +33,7 @@ from buffer_engine.store.base import (
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
+from buffer_engine.store.damage import GuardedReader, quarantined_frames
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
@@ -40,15 +42,8 @@ from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.media import LocalMediaFiles, MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
 from buffer_engine.store.pressure import BackPressure, Gate
-from buffer_engine.store.reading import (
-    Frame,
-    SegmentReader,
-    frames_by_id,
-    frames_of,
-    rows_at,
-    schema_of,
-    wanted_columns,
-)  # fmt: skip
+from buffer_engine.store.quarantine import Quarantine
+from buffer_engine.store.reading import Frame, frames_by_id, frames_of, rows_at, schema_of, wanted_columns
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
@@ -104,13 +99,14 @@ class LocalStore:
         self._durability: Durability = durability
         self._files = LocalFiles(layout)
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout, catalog, self._files)
+        self._reader = GuardedReader(layout, catalog, self._files)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
         gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
         self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
         self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
+        self._quarantine = Quarantine(catalog, self._appender, self._writer, self._reader, self._blocks)
 
     @property
     def path(self) -> Path:
@@ -134,7 +130,9 @@ class LocalStore:
         on_invalid: OnInvalid = "refuse_all",
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
+        return self._quarantine.noting(
+            lambda: self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
+        )
 
     def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
         """See `ExperienceStore.put_media`."""
@@ -164,14 +162,11 @@ class LocalStore:
         until: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `ExperienceStore.scan`; what is seen is fixed when it is called.
-
-        Raises:
-            CorruptSegmentError: a frame is damaged; raised when the iteration reaches it.
-        """
+        """See `ExperienceStore.scan`; what is seen is fixed when it is called. Damaged frames are left out."""
         wanted = wanted_columns(table_spec(table), columns)
-        frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        return self._reader.batches(frames, wanted)
+        connection = self._catalog.read()
+        frames = frames_of(connection, table, after=after, until=until)
+        return self._quarantine.batches(connection, frames, wanted)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""
@@ -190,7 +185,9 @@ class LocalStore:
     def fetch(self, experience_ids: Sequence[str], *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `ExperienceStore.fetch`."""
         wanted, (frames, places) = wanted_columns(ROLLOUTS, columns), self._located(experience_ids)
-        return rows_at(self._reader, frames, places, ROLLOUTS, wanted)
+        return self._quarantine.naming(
+            experience_ids, places, frames, lambda: rows_at(self._reader, frames, places, ROLLOUTS, wanted)
+        )
 
     def _located(self, experience_ids: Sequence[str]) -> tuple[dict[int, Frame], list[index.Place]]:
         """Frames of rollouts, and the place of each."""
@@ -210,26 +207,20 @@ class LocalStore:
         length: int | None = None,
         out: PadBuffers | None = None,
     ) -> PaddedBatch:
-        """Token columns of rollouts as numpy arrays [rows, width], in the order asked; see `PaddedBatch`.
-
-        Args:
-            length: width; None: that of the longest row.
-            out: memory to use again; the arrays of the batch read into it before are overwritten.
-
-        Raises:
-            StoreError: an id is not stored; names it.
-            SchemaError: a column has not one element per token.
-            RowTooLongError: a row has more than `length` tokens; nothing is truncated.
-        """
+        """See `TokenReader.padded`."""
         wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
-        return self._tokens.padded(experience_ids, places, frames, wanted, length=length, out=out)
+        return self._quarantine.naming(experience_ids, places, frames, lambda: self._tokens.padded(
+            experience_ids, places, frames, wanted, length=length, out=out
+        ))  # fmt: skip
 
     def packed(
         self, experience_ids: Sequence[str], columns: Sequence[str] = TOKEN_COLUMNS, *, out: PadBuffers | None = None
     ) -> PackedRows:
-        """Like `padded`, the rows end to end without padding; see `PackedRows`."""
+        """See `TokenReader.packed`."""
         wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
-        return self._tokens.packed(experience_ids, places, frames, wanted, out=out)
+        return self._quarantine.naming(experience_ids, places, frames, lambda: self._tokens.packed(
+            experience_ids, places, frames, wanted, out=out
+        ))  # fmt: skip
 
     def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
         """See `ExperienceStore.narrow`; `batch_rows` is not indexed by rollout and cannot be asked for."""
@@ -237,9 +228,7 @@ class LocalStore:
             raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
         connection = self._catalog.read()
         asked = self._blocks.about(connection, table, experience_ids)
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        rows = rows_at(self._reader, frames, asked, table_spec(table), None)
-        return only_about(rows, experience_ids)
+        return only_about(self._quarantine.rows_found(connection, asked, table_spec(table)), experience_ids)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
@@ -281,6 +270,11 @@ class LocalStore:
         )
         return _table([(*row[:5], _moment(row[5]), _moment(row[6])) for row in found], BATCH_STATE)
 
+    def quarantine(self) -> pa.Table:
+        """See `ExperienceStore.quarantine`."""
+        found = quarantined_frames(self._catalog.read())
+        return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)
+
     @contextmanager
     def open_run(self, run_id: str) -> Generator[None]:
         """See `ExperienceStore.open_run`; frees what a dead process of the run had reserved without a manifest.
@@ -306,9 +300,12 @@ class LocalStore:
         Raises:
             StoreError: the batch id has a manifest already, or one group alone exceeds `policy.rows`.
         """
-        return self._reserver.reserve(
-            policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
-            now=time.time(),
+        return self._quarantine.reserve_sound(
+            lambda: self._reserver.reserve(
+                policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
+                now=time.time(),
+            ),
+            batch_id, lambda: batches.release(self._catalog, batch_id),
         )  # fmt: skip
 
     def prepare_batch(self, reservation: Reservation, *, step: int, batch: pa.Table, rows: pa.Table) -> None:
@@ -345,6 +342,11 @@ class LocalStore:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
 
+    def recheck(self) -> tuple[list[int], list[int]]:
+        """Read every frame again: ids of those put into quarantine now, and of those found sound and taken back."""
+        connection = self._catalog.read()
+        return self._quarantine.recheck(frame for name in TABLES for frame in frames_of(connection, name))
+
     def compact(
         self,
         *,
@@ -354,19 +356,7 @@ class LocalStore:
         max_uses: int = 1,
         progress: Progress | None = None,
     ) -> Compaction:
-        """Move cold frames into Parquet files; readers and writers go on meanwhile.
-
-        Args:
-            everything: also what training waits for, and the newest frames.
-            grace_seconds: files that no frame refers to any more are removed this long after that was found.
-            tables: only these; None: all.
-            max_uses: a kept rollout trained fewer times than this is not cold.
-            progress: told frames done and frames to do, after each file.
-
-        Raises:
-            StoreBusyError: another process compacts or erases.
-            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
-        """
+        """See `Compactor.compact`."""
         done = Compactor(self._layout, self._catalog, self._files).compact(
             everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
         )
@@ -386,20 +376,7 @@ class LocalStore:
         grace_seconds: float = GRACE_SECONDS,
         progress: Progress | None = None,
     ) -> Erasure:
-        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
-
-        Rows that training wants stay, and are counted, unless `force` is given.
-
-        Args:
-            max_uses: training waits for a kept row until it has trained this often.
-            replays: for a run that may be resumed the step that it goes on after; rows trained later are wanted again.
-            grace_seconds, progress: see `compact`.
-
-        Raises:
-            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
-            StoreError: a named row is not stored, the reason is empty, the disk is full.
-            CorruptSegmentError: a row to be erased lies in a damaged frame.
-        """
+        """See `Eraser.erase`."""
         eraser = Eraser(self._layout, self._catalog, self._files, self._appender)
         done = eraser.erase(
             rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses, replays=replays or {},

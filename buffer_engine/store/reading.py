@@ -7,7 +7,7 @@ a damaged one raises where it is touched and hides no other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -84,8 +84,17 @@ class SegmentReader:
             f"{_place(self._layout, frame)}: the frame was moved {_MOVES} times while it was read"
         )
 
-    def batches(self, frames: Iterable[Frame], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        frames: Iterable[Frame],
+        columns: Sequence[str] | None = None,
+        *,
+        on_damage: Callable[[Frame, CorruptSegmentError], None] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of frames, in their order. Frames that lie side by side in a Parquet file come as one batch.
+
+        Args:
+            on_damage: told of each frame that cannot be read, which is then left out; None: it is raised.
 
         Raises:
             CorruptSegmentError: see `batch`; raised when the iteration reaches the frame.
@@ -97,10 +106,17 @@ class SegmentReader:
                 try:
                     yield pa.RecordBatch.from_arrays(self._cold.arrays(whole, schema.names), schema=schema)
                     continue
-                except FileNotFoundError:
-                    pass  # they were moved since they were looked up, each to a place of its own
+                except (FileNotFoundError, CorruptSegmentError):
+                    pass  # they were moved since they were looked up, each to a place of its own, or one is damaged
             for frame in run:
-                yield self.batch(frame, columns)
+                try:
+                    batch = self.batch(frame, columns)
+                except CorruptSegmentError as error:
+                    if on_damage is None:
+                        raise
+                    on_damage(frame, error)
+                else:
+                    yield batch
 
     def _runs(self, frames: Iterable[Frame]) -> Iterator[list[Frame]]:
         run: list[Frame] = []
@@ -129,7 +145,7 @@ class SegmentReader:
     def _adjoin(self, one: Frame, other: Frame) -> bool:
         try:
             return self._cold.same_group(one, other)
-        except FileNotFoundError:
+        except (FileNotFoundError, CorruptSegmentError):
             return False  # each is looked up anew where it is read
 
     def _moved(self, frame: Frame, error: FileNotFoundError) -> Frame:
