@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
 from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
-from buffer_engine.store import batches, history, index
+from buffer_engine.store import batches, history, index, replica
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
@@ -145,6 +145,18 @@ class LocalStore:
         frames = frames_of(self._catalog.read(), table, after=after, until=until)
         batches_read = (self._reader.batch(frame) for frame in frames)
         return batches_read if wanted is None else (batch.select(wanted) for batch in batches_read)
+
+    def commits(self, table: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Every batch of a table in the order of commit, with the version that committed it."""
+        return replica.commits(self._catalog.read(), self._reader, table)
+
+    def bookkeeping(self) -> dict[str, pa.Table]:
+        """All that the catalog knows beside rows, by the names of `replica.STATE`."""
+        return replica.bookkeeping(self._catalog.read())
+
+    def replayer(self) -> replica.Replayer:
+        """What makes this empty store the copy of another."""
+        return replica.Replayer(self._catalog, self._appender)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""

@@ -234,7 +234,9 @@ class MediaAudit:
                 yield Finding("checksum", where, f"{said}; put the original in again")
         for media_id, table in sorted(self._wanted.items()):
             if media_id not in self._listed:
-                yield Finding("missing_media", table, f"messages refer to {PREFIX}{media_id}, which media has no row of")
+                yield Finding(
+                    "missing_media", table, f"messages refer to {PREFIX}{media_id}, which media has no row of"
+                )
         for name in sorted(there - set(self._listed)):
             yield Finding("orphan", f"{MEDIA_FOLDER}/{name}", "no row of the table media knows this file")
 

@@ -15,12 +15,14 @@ from buffer_engine.inspect import connect_store
 from buffer_engine.store.base import ExperienceStore, Finding
 from buffer_engine.store.layout import CATALOG
 from buffer_engine.store.local import open_store
+from pipelines.cli import exchange
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import cell_text, print_view, result_table
 from pipelines.run_numbers import fate_lines, headline
 
 store = typer.Typer(no_args_is_help=True, add_completion=False, help="Verify a store, or show what is in it.")
+exchange.register(store)
 
 
 @store.command()
