@@ -120,7 +120,7 @@ def _receipt(extraction: Extraction, progress: _Progress, *, media: int) -> Expo
         progress.rows,
         progress.files,
         media=media,
-        left_behind=len(progress.wanted) - media + progress.shaped.media,
+        left_behind=len(progress.wanted) - media + len(progress.shaped.media),
         passed_over=dict(progress.shaped.passed_over),
     )
 

@@ -74,11 +74,11 @@ class ShapeReport:
 
     Attributes:
         passed_over: reason → rows (of preference: groups) that gave nothing.
-        media: attachments that dialogues referred to; the shapes have no place for them.
+        media: references to attachments in the dialogues written; the shapes have no place for them.
     """
 
     passed_over: dict[str, int] = field(default_factory=dict[str, int])
-    media: int = 0
+    media: set[str] = field(default_factory=set[str])
 
     def count(self, reason: str, rows: int = 1) -> None:
         """Note rows that gave nothing."""
@@ -161,6 +161,7 @@ class _Reader:
                 if dialogue is None or not 0 < length < len(dialogue):
                     self._report.count("no_reply")
                     continue
+                self._report.media |= _media(row)
                 made.append({"messages": dialogue} if whole else _split(dialogue, length, "completion"))
                 kept.append(number)
             if made:
@@ -174,9 +175,11 @@ class _Reader:
             part = pairs[at : at + FETCHED_ROWS // 2]
             ids = list(dict.fromkeys(one for pair in part for one in (pair["chosen_id"], pair["rejected_id"])))
             found: dict[str, tuple[_Dialogue | None, int]] = {}
+            media: dict[str, set[str]] = {}
             for rows in self._read(ids, ["experience_id", "task_id", "messages"]):
                 for row, length in zip(rows.to_pylist(), self._prompt_lengths(rows), strict=True):
                     found[row["experience_id"]] = (self._dialogue(row), length)
+                    media[row["experience_id"]] = _media(row)
             made: list[dict[str, Any]] = []
             for pair in part:
                 (chosen, length), (rejected, other) = found[pair["chosen_id"]], found[pair["rejected_id"]]
@@ -187,6 +190,7 @@ class _Reader:
                 elif chosen == rejected:
                     self._report.count("same_text")
                 else:
+                    self._report.media |= media[pair["chosen_id"]] | media[pair["rejected_id"]]
                     made.append(_split(chosen, length, "chosen") | {"rejected": rejected[length:]} | pair)
             if made:
                 kept = [{name: row[name] for name in schema.names} for row in made]
@@ -230,7 +234,6 @@ class _Reader:
         messages = row["messages"]
         if not messages or messages[-1]["role"] != "assistant":
             return None
-        self._report.media += sum(len(message["media"] or ()) for message in messages)
         return [
             {
                 "role": message["role"],
@@ -240,6 +243,10 @@ class _Reader:
             }
             for message in messages
         ]
+
+
+def _media(row: dict[str, Any]) -> set[str]:
+    return {one for message in row["messages"] for one in message["media"] or ()}
 
 
 def _split(dialogue: _Dialogue, length: int, reply: str) -> dict[str, _Dialogue]:

@@ -87,14 +87,15 @@ class ParquetSink:
         return self._done
 
     def _flush(self) -> None:
-        if self._writer is None or self._file is None:
+        writer = self._writer
+        if writer is None or self._file is None:
             self._path = self._name_part(len(self._done))
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "wb")  # noqa: SIM115 - closed by _finish
-            self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
+            self._writer = writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         if self._waiting:
             rows = pa.Table.from_batches(self._waiting, schema=self._schema)
-            self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+            writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
             self._rows += rows.num_rows
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         if self._file.tell() >= self._limit:

@@ -157,10 +157,11 @@ def import_into(
             importer = Importer(
                 store, on_invalid=cast("OnInvalid", on_invalid), run_id=run, dry_run=dry_run, advance=advance
             )
+            name = tables[0] if tables else None
             receipt, notes = import_trinity(
                 importer,
                 source,
-                table=tables[0] if tables else None,
+                table=name,
                 run_id=run,
                 taskset=taskset,
                 partition=cast("Partition", partition),
@@ -278,8 +279,8 @@ def _print_import(folder: Path, receipt: ImportReceipt, notes: list[str], *, dry
         skipped = receipt.skipped.get(table, 0)
         tail = f", {skipped:,} skipped" if skipped else ""
         if dry_run:
-            print_text(f"{folder}: {table}: {added + unchanged:,} rows are sound{tail}; nothing was stored")
+            print_text(f"{folder}: {table}: {_count(added + unchanged, 'sound row')}{tail}; nothing was stored")
         else:
-            print_text(f"{folder}: {table}: {added:,} rows added, {unchanged:,} already there{tail}")
+            print_text(f"{folder}: {table}: {_count(added, 'row')} added, {unchanged:,} already there{tail}")
     for line in [*receipt.reasons, *notes]:
         logs.print(line, style="dim", markup=False, soft_wrap=True)
