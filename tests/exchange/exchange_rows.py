@@ -11,7 +11,7 @@ from buffer_engine.schema import TABLES
 from buffer_engine.store.local import LocalStore, open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
-from fixture_store import fill  # noqa: E402
+from fixture_store import fill
 
 
 def make_store(folder: Path) -> None:
@@ -28,7 +28,10 @@ def make_dialogues(folder: Path, rewards: dict[int, float | None], *, group_size
     """Rollouts by number, kept, with these rewards: the prompt of group g is `question g`, the reply `answer n`."""
     with open_store(folder) as store:
         groups = sorted({number // group_size for number in rewards})
-        store.append("tasks", table("tasks", [task(f"t{group}", messages=[said("user", f"question {group}")]) for group in groups]))
+        store.append(
+            "tasks",
+            table("tasks", [task(f"t{group}", messages=[said("user", f"question {group}")]) for group in groups]),
+        )
         rows = [
             rollout(
                 number, group_size=group_size,

@@ -50,7 +50,12 @@ def test_a_restored_store_is_the_same_at_every_version(tmp_path: Path, exported:
         [media_id] = after.table("media").column("media_id").to_pylist()
         assert after.media(media_id) == b"picture"
         assert set(after.rollout_state().column("status").to_pylist()) == {"kept", "rejected", "new"}
-        assert set(after.batch_state().column("status").to_pylist()) == {"committed", "prepared", "reserved", "released"}
+        assert set(after.batch_state().column("status").to_pylist()) == {
+            "committed",
+            "prepared",
+            "reserved",
+            "released",
+        }
     assert (tmp_path / "again" / "specs" / "run.yaml").read_text() == "name: run\n"
 
 

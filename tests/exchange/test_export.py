@@ -125,7 +125,12 @@ def test_an_earlier_version_can_be_exported(store_folder: Path, tmp_path: Path) 
     with open_store(store_folder) as store:
         before = next(version for version, _ in store.commits("rollouts"))
         with Extraction(store, until=before) as extraction:
-            receipt = export(extraction, tmp_path / "a", [Selection("rollouts", "table"), Selection("scores", "table")], format="jsonl")
+            receipt = export(
+                extraction,
+                tmp_path / "a",
+                [Selection("rollouts", "table"), Selection("scores", "table")],
+                format="jsonl",
+            )
             state = Selection("state", "query", query="SELECT DISTINCT status FROM experiences")
             export(extraction, tmp_path / "b.jsonl", [state], format="jsonl")
         assert receipt.version == before
@@ -141,7 +146,9 @@ def test_files_are_split_by_size_and_lose_nothing(tmp_path: Path) -> None:
             store.append("rollouts", rollouts(range(first, first + 500)))
         fresh = Extraction(store)
         for format in ("parquet", "jsonl"):
-            receipt = export(fresh, tmp_path / format, [Selection("rollouts", "table")], format=format, file_bytes=20_000)
+            receipt = export(
+                fresh, tmp_path / format, [Selection("rollouts", "table")], format=format, file_bytes=20_000
+            )
             parts = sorted((tmp_path / format).iterdir())
             assert len(parts) == receipt.files > 1
             ids = (
@@ -242,7 +249,9 @@ def test_the_hugging_face_library_opens_the_folder(store_folder: Path, tmp_path:
     assert first["token_ids"] == wanted[0]["token_ids"]
     assert first["logprobs"] == wanted[0]["logprobs"]
     assert first["messages"] == wanted[0]["messages"]
-    assert datasets.load_dataset(str(tmp_path / "out"), "scores", cache_dir=str(tmp_path / "cache"))["train"].num_rows == 5
+    assert (
+        datasets.load_dataset(str(tmp_path / "out"), "scores", cache_dir=str(tmp_path / "cache"))["train"].num_rows == 5
+    )
 
 
 _EXPORTER = """
