@@ -14,7 +14,10 @@ from io import BytesIO
 from typing import Any, cast
 
 MOST_VALUES = 1_000_000
-"""A few bytes can refer to one list over and over; a tree that unfolds to more values than this is refused."""
+"""A few bytes can refer to one list over and over; a tree that unfolds to more values than this is refused.
+
+64 characters of text count like a value.
+"""
 DEEPEST = 64
 
 
@@ -94,7 +97,7 @@ def plain(tree: Any, *, known: Callable[[Made], Any] = lambda made: made) -> Any
     left = [MOST_VALUES]
 
     def unfold(value: Any, depth: int) -> Any:
-        left[0] -= 1
+        left[0] -= 1 + (len(value) >> 6 if isinstance(value, str | bytes | bytearray) else 0)
         if left[0] < 0 or depth > DEEPEST:
             raise UnreadablePickle(f"it unfolds to more than {MOST_VALUES} values or deeper than {DEEPEST}")
         if isinstance(value, Name):
@@ -102,7 +105,7 @@ def plain(tree: Any, *, known: Callable[[Made], Any] = lambda made: made) -> Any
         if isinstance(value, Made):
             value = known(value)
         if isinstance(value, Made):
-            raise UnreadablePickle(f"it makes an object of {value.what}, which only running it would do")
+            raise UnreadablePickle(f"it makes an object of {named(value.what)}, which only running it would do")
         if isinstance(value, Kept):
             raise UnreadablePickle("it refers to an object outside")
         if isinstance(value, dict):
@@ -115,6 +118,11 @@ def plain(tree: Any, *, known: Callable[[Made], Any] = lambda made: made) -> Any
         return value
 
     return unfold(tree, 0)
+
+
+def named(what: Any) -> str:
+    """What is called, for a message; text of anything but a name could be endless."""
+    return str(what) if isinstance(what, Name) else f"something that is no name ({type(what).__name__})"
 
 
 class _Walker:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from buffer_engine.exchange.pickle_tree import Kept, Made, Name, UnreadablePickle, plain, read_tree
+from buffer_engine.exchange.pickle_tree import Kept, Made, Name, UnreadablePickle, named, plain, read_tree
 
 MAGIC = b"TRXP"
 _HEADER = struct.Struct("<BQQ")
@@ -32,6 +32,9 @@ _STORAGES = {
     "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?",
 }  # fmt: skip
 _EXPERIENCE = Name("trinity.common.experience", "Experience")
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
+"""What taking apart bytes of another structure raises."""
+
 _EID = Name("trinity.common.experience", "EID")
 _SCALARS = (Name("numpy.core.multiarray", "scalar"), Name("numpy._core.multiarray", "scalar"))
 _NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
@@ -53,9 +56,12 @@ def read_payload(data: bytes) -> Payload:
         UnreadablePickle: the bytes are damaged, hold several experiences, or something that only running a pickle would
             turn into a value; says what.
     """
-    if data.startswith(MAGIC):
-        return _read_packed(data)
-    return _read_pickled(data)
+    try:
+        return _read_packed(data) if data.startswith(MAGIC) else _read_pickled(data)
+    except UnreadablePickle:
+        raise
+    except _DAMAGE as error:
+        raise UnreadablePickle(f"the bytes are not those of an experience ({type(error).__name__}: {error})") from error
 
 
 def _read_packed(data: bytes) -> Payload:
@@ -116,7 +122,7 @@ def _read_pickled(data: bytes) -> Payload:
     if isinstance(tree, list) and len(cast("list[Any]", tree)) == 1:
         tree = tree[0]
     if not isinstance(tree, Made) or tree.what != _EXPERIENCE or not isinstance(tree.state, dict):
-        what = tree.what if isinstance(tree, Made) else type(tree).__name__
+        what = named(tree.what) if isinstance(tree, Made) else type(tree).__name__
         raise UnreadablePickle(f"it holds {what}, not an experience")
     fields: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
