@@ -154,6 +154,10 @@ class PartitionError(StoreError):
     """Training and evaluation partitions would mix."""
 
 
+class ExchangeError(BufferEngineError):
+    """Rows cannot be written to or taken from a file; names file, row and field."""
+
+
 class OperatorError(BufferEngineError):
     """An operator failed; names the operator, the row and the cause."""
 

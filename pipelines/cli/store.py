@@ -17,6 +17,7 @@ from buffer_engine.store.base import ExperienceStore, Finding, QuarantinedFrame,
 from buffer_engine.store.layout import CATALOG
 from buffer_engine.store.local import open_store
 from buffer_engine.store.recover import recover_store
+from pipelines.cli import exchange
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import cell_text, print_view, result_table
@@ -24,10 +25,13 @@ from pipelines.cli.store_upkeep import compact, erase
 from pipelines.run_numbers import fate_lines, headline
 
 store = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Verify, show, compact or erase what is in a store."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Verify, show, compact, erase, export or import what is in a store.",
 )
 store.command()(compact)
 store.command()(erase)
+exchange.register(store)
 
 
 @store.command()
