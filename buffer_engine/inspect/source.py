@@ -73,14 +73,17 @@ class TablesSource:
 
     def rows(self, table: str, *, after: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """See `Source.rows`."""
-        return iter(self.payload(table).select(columns).to_batches() if after == 0 else [])
+        return iter(self._table(table).select(columns).to_batches() if after == 0 else [])
 
     def states(self) -> Mapping[str, pa.Table]:
         """See `Source.states`."""
-        return {name: self.payload(name) for name in STATES}
+        return {name: self._table(name) for name in STATES}
 
     def payload(self, table: str) -> pa.Table:
         """See `Source.payload`."""
+        return self._table(table)
+
+    def _table(self, table: str) -> pa.Table:
         found = self._tables.get(table)
         return RELATIONS[table].empty_table() if found is None else found
 
@@ -88,7 +91,7 @@ class TablesSource:
 
     def erased(self) -> Sequence[str]:
         """See `Source.erased`."""
-        return self.payload("erasures").column("experience_id").to_pylist()
+        return self._table("erasures").column("experience_id").to_pylist()
 
     def holds(self, *, version: int, experience_id: str | None) -> bool:
         """See `Source.holds`; what is in memory does not change."""
