@@ -210,8 +210,9 @@ class MemoryStore:
         self._batches[batch_id] = replace(self._batches[batch_id], status="released")
 
     def batches(self, run_id: str) -> list[BatchRecord]:
-        """Batches in the order of their reservation."""
-        return [one for one in self._batches.values() if one.run_id == run_id]
+        """By step; those not prepared come last."""
+        of_run = [one for one in self._batches.values() if one.run_id == run_id]
+        return sorted(of_run, key=lambda one: (one.step is None, one.step or 0))
 
     def verify(self) -> list[Finding]:
         """Nothing can be damaged."""
@@ -231,7 +232,7 @@ class MemoryStore:
                 experience_id, run_id, group_id, size, partition, error = fact
                 if experience_id in self._rows:
                     raise StoreError(f"the memory store has rollout {experience_id!r} already")
-                row = _Row(len(self._rows), part, at, run_id, group_id, size, partition, error is not None)
+                row = _Row(len(self._rows) + 1, part, at, run_id, group_id, size, partition, error is not None)
                 self._rows[experience_id] = row
                 self._groups.setdefault(group_id, []).append(experience_id)
         elif name in self._about:

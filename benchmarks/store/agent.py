@@ -97,7 +97,9 @@ class Agent:
             walls.append(clock.wall)
             cpus.append(clock.cpu)
             if set(blocks) != set(PAYLOAD) or len(blocks["token_ids"]) != len(ids):
-                raise AssertionError(f"a batch of {len(ids)} rows came as {({k: v.shape for k, v in blocks.items()})}")
+                raise AssertionError(
+                    f"a batch of {len(ids)} rows came as { ({k: v.shape for k, v in blocks.items()}) }"
+                )
             firsts.append(blocks["token_ids"][0].tolist() if self._kind.by_id else None)
             targets = [np.empty_like(block) for block in blocks.values()]
             for target in targets:

@@ -45,7 +45,7 @@ class Sizes:
         commits = max(1, -(-rows // BULK))
         if quick:
             return cls(commits, 8, 4, 3, min(2000, commits * BULK), 2, 8)
-        return cls(commits, 100, 30, 15, min(10_000, commits * BULK), 25, 60)
+        return cls(commits, 100, 30, 30, min(10_000, commits * BULK), 25, 60)
 
 
 @dataclass(frozen=True, slots=True)

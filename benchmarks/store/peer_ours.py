@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded
 from buffer_engine.inspect import Inspection, connect_store
 from buffer_engine.store import open_store
 from buffer_engine.store.base import Durability
+from buffer_engine.store.padded import PadBuffers
 
 
 class Ours(ArrowPeer):
@@ -20,14 +21,15 @@ class Ours(ArrowPeer):
     def __init__(self, folder: Path) -> None:
         self._store = open_store(folder / "store", durability=self.durability)
         self._inspection: Inspection | None = None
+        self._buffers = PadBuffers()
 
     def append(self, prepared: pa.Table) -> None:
         """One append."""
         self._store.append("rollouts", prepared)
 
     def batch(self, ids: list[str]) -> Padded:
-        """Fetch by id, then pad."""
-        return padded(self._store.fetch(ids, columns=list(PAYLOAD)))
+        """Padded arrays in memory that is used again, as a trainer reads; unknown log-probabilities are NaN."""
+        return dict(self._store.padded(ids, PAYLOAD, out=self._buffers).columns)
 
     def score(self, scores: pa.Table) -> None:
         """One append to `scores`."""
@@ -52,6 +54,13 @@ class Ours(ArrowPeer):
     def ids(self) -> list[str]:
         """All ids."""
         return self._store.table("rollouts", columns=["experience_id"]).column(0).to_pylist()
+
+    def compact(self) -> None:
+        """All frames into Parquet, the newest too, when the writer has closed its files; the old ones go at once."""
+        folder = self._store.path
+        self.close()
+        self._store, self._inspection = open_store(folder, durability=self.durability), None
+        self._store.compact(everything=True, grace_seconds=0)
 
     def close(self) -> None:
         """Close views and store."""

@@ -57,7 +57,9 @@ def _bars(done: Run, path: Path) -> Path:
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
     quick = " (quick: not for quoting)" if done.quick else ""
-    figure.suptitle(f"{done.rows:,} rows of about 1,000 tokens{quick}; late scores: {done.sizes.scores:,} keys", y=0.995)
+    figure.suptitle(
+        f"{done.rows:,} rows of about 1,000 tokens{quick}; late scores: {done.sizes.scores:,} keys", y=0.995
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.985), h_pad=1.6)
     figure.savefig(path, dpi=100)
     plt.close(figure)
@@ -91,7 +93,9 @@ def _lines(done: Run, path: Path) -> Path:
             axis.spines[side].set_visible(False)
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=len(titles), fontsize=9, frameon=False)
-    figure.suptitle("Growth, narrow rows of about 16 tokens (a cut line stops where the time budget was used)", fontsize=11)
+    figure.suptitle(
+        "Growth, narrow rows of about 16 tokens (a cut line stops where the time budget was used)", fontsize=11
+    )
     figure.tight_layout(rect=(0, 0.07, 1, 0.97))
     figure.savefig(path, dpi=100)
     plt.close(figure)
