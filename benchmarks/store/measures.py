@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.store.data_files import BATCH, BULK, FIRST, SMALL, WRITERS, DataFiles, Sizes
+from benchmarks.store.data_files import BATCH, FIRST, SMALL, WRITERS, DataFiles, Sizes
 from benchmarks.store.peers import PeerKind, Unsupported
 from benchmarks.store.process import Process
 

@@ -80,8 +80,9 @@ def _lines(done: Run, path: Path) -> Path:
             ]
             if points:
                 ours = title.startswith("buffer-engine")
+                colour = _OURS if ours else colours((at + 1) % 10)
                 axis.plot(
-                    *zip(*points, strict=True), marker="o", label=title, color=_OURS if ours else colours((at + 1) % 10),
+                    *zip(*points, strict=True), marker="o", label=title, color=colour,
                     linewidth=2.6 if ours else 1.3, zorder=3 if ours else 2,
                 )  # fmt: skip
         axis.set_xscale("log")
@@ -94,7 +95,7 @@ def _lines(done: Run, path: Path) -> Path:
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=len(titles), fontsize=9, frameon=False)
     figure.suptitle(
-        "Growth, narrow rows of about 16 tokens (a cut line stops where the time budget was used)", fontsize=11
+        "Growth, narrow rows of about 16 tokens (a line stops where a peer's time was used up)", fontsize=11
     )
     figure.tight_layout(rect=(0, 0.07, 1, 0.97))
     figure.savefig(path, dpi=100)

@@ -94,10 +94,10 @@ def test_time_inside_the_store_counts_once_and_scans_are_read_inside(tmp_path: P
     account = Account()
     store: Any = Watched(Slow(tmp_path), account)
     store.append("rollouts", rollouts([0, 1]))
-    assert list(account.calls) == ["append"]
-    assert 0.02 <= account.wall < 0.04
+    assert account.wall >= 0.02
+    assert account.calls == {"append": account.wall}  # and not `append_all`, which it calls, once more
     walked = store.scan("rollouts")
-    assert 0.04 <= account.wall
+    assert account.calls["scan"] >= 0.02
     assert sum(batch.num_rows for batch in walked) == 2
     assert store.path == tmp_path
 
