@@ -135,6 +135,21 @@ class Agent:
         counts = [int(str(row[2])) for row in found] if found and len(found[0]) == 4 else None
         return {"walls": walls, "cpus": cpus, "rows": None if counts is None else sum(counts)}
 
+    def keep(self, ids: list[str]) -> Answer:
+        """Let these rollouts be trained on."""
+        self._peer.keep(ids)
+        return {}
+
+    def take(self, rows: int, times: int, who: str) -> Answer:
+        """Take `times` batches of `rows` rows, the first before the clock runs."""
+        walls: list[float] = []
+        taken = list(self._peer.take(rows, 1, who))
+        for number in range(2, times + 1):
+            with timed() as clock:
+                taken += self._peer.take(rows, number, who)
+            walls.append(clock.wall)
+        return {"walls": walls, "taken": taken}
+
     def watch(self, step: int, commits: int) -> Answer:
         """When each of `commits` appends of `step` rows was first seen; looks about every half millisecond."""
         before = self._peer.count()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.store.data_files import BATCH, FIRST, SMALL, WRITERS, DataFiles, Sizes
+from benchmarks.store.data_files import BATCH, BULK, FIRST, SMALL, WRITERS, DataFiles, Sizes
 from benchmarks.store.peers import PeerKind, Unsupported
 from benchmarks.store.process import Process
 
@@ -233,6 +233,28 @@ def _writers(numbers: Numbers, bench: Bench) -> None:
     numbers.values["lost / doubled"] = f"{len(wanted - set(ids))} / {len(ids) - len(set(ids))}"
 
 
+def _trainers(numbers: Numbers, bench: Bench) -> None:
+    place = bench.folder / numbers.kind.name / "trained"
+    files = bench.data.bulk[:4]
+    rows = len(files) * BULK
+    with Process(numbers.kind, place) as first:
+        first.ask("append", files=files)
+        first.ask("keep", ids=[f"x0-{one:09d}" for one in range(rows)])
+        running = [Process(numbers.kind, place) for _ in range(WRITERS)]
+        try:
+            for at, process in enumerate(running):
+                process.send("take", rows=SMALL, times=rows // SMALL // WRITERS, who=f"trainer{at}")
+            said = [process.answer() for process in running]
+        finally:
+            for process in running:
+                process.close()
+    values = numbers.values
+    walls = [wall for one in said for wall in one["walls"]]
+    values["take 64 rows, 4 trainers p50 ms"], values["take 64 rows, 4 trainers p99 ms"] = _percentiles(walls)
+    taken = [name for one in said for name in one["taken"]]
+    values["not taken / taken twice"] = f"{rows - len(set(taken))} / {len(taken) - len(set(taken))}"
+
+
 def _visible(numbers: Numbers, bench: Bench) -> None:
     place = bench.folder / numbers.kind.name / "seen"
     with Process(numbers.kind, place) as writer:
@@ -250,6 +272,7 @@ def _visible(numbers: Numbers, bench: Bench) -> None:
 
 _WITH_SEVERAL: tuple[tuple[str, Callable[[Numbers, Bench], None]], ...] = (
     ("4 writers rows/s", _writers),
+    ("take 64 rows, 4 trainers p50 ms", _trainers),
     ("visible p50 ms", _visible),
 )
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from benchmarks.store.data import decision_rows, manifest_rows
 from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded
 from buffer_engine.inspect import Inspection, connect_store
 from buffer_engine.store import open_store
-from buffer_engine.store.base import Durability
+from buffer_engine.store.base import Durability, ReadPolicy
 from buffer_engine.store.padded import PadBuffers
 
 
@@ -54,6 +55,22 @@ class Ours(ArrowPeer):
     def ids(self) -> list[str]:
         """All ids."""
         return self._store.table("rollouts", columns=["experience_id"]).column(0).to_pylist()
+
+    def keep(self, ids: list[str]) -> None:
+        """One verdict each."""
+        self._store.append("decisions", decision_rows(ids))
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Reserve, write the manifest, commit: all that a step needs."""
+        batch_id = f"{who}/{number}"
+        policy = ReadPolicy(type="fifo", rows=rows)
+        found = self._store.reserve(policy, run_id="bench", batch_id=batch_id, model_version=0)
+        if found is None:
+            return []
+        batch, batch_rows = manifest_rows(batch_id, found.experience_ids, step=number)
+        self._store.prepare_batch(found, step=number, batch=batch, rows=batch_rows)
+        self._store.commit_batch(batch_id, step=number)
+        return list(found.experience_ids)
 
     def compact(self) -> None:
         """All frames into Parquet, the newest too, when the writer has closed its files; the old ones go at once."""

@@ -94,6 +94,15 @@ class TransferQueuePeer:
         """Its list of keys."""
         return list(transfer_queue.kv_list(PARTITION).get(PARTITION, {}))
 
+    def keep(self, ids: list[str]) -> None:
+        """It trains on whatever it has."""
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Which rows come next for the task `train`, by its controller; without their payload."""
+        client = transfer_queue.get_client()
+        found = client.get_meta([PAYLOAD[0]], rows, PARTITION, mode="fetch", task_name="train")
+        return [str(one) for one in found.global_indexes]
+
     def compact(self) -> None:
         """Not there."""
         raise Unsupported("no such operation")

@@ -34,6 +34,8 @@ MEASURES = (
     ("compacted bytes/row", "less"), ("compacted bytes/trainable token", "less"), ("compaction CPU µs/row", "less"),
     ("compacted group-by ms", "less"), ("compacted batch of 256 ms", "less"),
     ("4 writers rows/s", "more"), ("4 writers CPU µs/row", "less"), ("lost / doubled", ""),
+    ("take 64 rows, 4 trainers p50 ms", "less"), ("take 64 rows, 4 trainers p99 ms", "less"),
+    ("not taken / taken twice", ""),
     ("visible p50 ms", "less"), ("visible p99 ms", "less"),
     ("memory at start MB", "less"), ("peak memory MB", "less"),
 )  # fmt: skip
