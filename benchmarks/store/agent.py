@@ -110,14 +110,15 @@ class Agent:
             copies.append(clock.wall)
         return {"walls": walls, "cpus": cpus, "copies": copies, "firsts": firsts}
 
-    def score(self, files: list[str]) -> Answer:
-        """Store the scores of each file."""
+    def score(self, files: list[str], change: bool = False) -> Answer:
+        """Store the scores of each file; `change` makes them the reward that readers of the rollouts see."""
+        work = self._peer.reward if change else self._peer.score
         walls: list[float] = []
         cpus: list[float] = []
         for name in files:
             scores = shared.read(Path(name))
             with timed(family=self._kind.alone) as clock:
-                self._peer.score(scores)
+                work(scores)
             walls.append(clock.wall)
             cpus.append(clock.cpu)
         return {"walls": walls, "cpus": cpus}

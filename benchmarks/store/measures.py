@@ -154,7 +154,7 @@ def _batch(process: Process, numbers: Numbers, bench: Bench) -> None:
 
 
 def _late(process: Process, numbers: Numbers, bench: Bench) -> None:
-    said = process.ask("score", files=bench.data.scores)
+    said = process.ask("score", files=bench.data.scores[:3])
     numbers.values["late scores ms"] = float(np.median(said["walls"])) * 1e3
     numbers.values["late scores CPU ms"] = float(np.median(said["cpus"])) * 1e3
 
@@ -189,6 +189,12 @@ def _compacted(process: Process, numbers: Numbers, bench: Bench) -> None:
     values["compacted batch of 256 ms"] = float(np.median(read["walls"])) * 1e3
 
 
+def _reward(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("score", files=bench.data.scores[3:], change=True)
+    numbers.values["change rewards ms"] = said["walls"][-1] * 1e3  # the first one adds the column
+    numbers.values["change rewards CPU ms"] = said["cpus"][-1] * 1e3
+
+
 _STEPS: tuple[tuple[str, Step], ...] = (
     ("bulk rows/s", _bulk),
     ("64-row commits rows/s", _small),
@@ -198,6 +204,7 @@ _STEPS: tuple[tuple[str, Step], ...] = (
     ("group-by ms", _group_by),
     ("bytes/row", _size),
     ("compacted bytes/row", _compacted),
+    ("change rewards ms", _reward),
 )
 """The measure that shows when a step has no number, and the step."""
 

@@ -77,6 +77,8 @@ class TransferQueuePeer:
         keys = scores.column("experience_id").to_pylist()
         transfer_queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=values)
 
+    reward = score
+
     def batch(self, ids: list[str]) -> Padded:
         """One get, padded by torch."""
         found = transfer_queue.kv_batch_get(ids, PARTITION, select_fields=list(PAYLOAD))

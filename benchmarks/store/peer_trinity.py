@@ -63,6 +63,8 @@ class TrinitySQL:
 
         self._loop.run_until_complete(work())
 
+    reward = score
+
     def batch(self, ids: list[str]) -> Padded:
         """Its own read of as many rows, its own tensors."""
         found = self._loop.run_until_complete(self._storage.read(len(ids)))

@@ -55,6 +55,10 @@ class Peer(Protocol):
         """Store one late score for each of many rollouts."""
         ...
 
+    def reward(self, scores: pa.Table) -> None:
+        """Change the reward that a reader of these rollouts sees to `value`."""
+        ...
+
     def group_by(self) -> list[tuple[object, ...]]:
         """(model_version, stop_reason, rows, mean prompt_length), by SQL where the peer has it."""
         ...
@@ -105,6 +109,10 @@ class ArrowPeer:
     def append(self, prepared: pa.Table) -> None:
         """Of the peer."""
         raise NotImplementedError
+
+    def reward(self, scores: pa.Table) -> None:
+        """Files that are written once would all be written again."""
+        raise Unsupported("no such operation")
 
     def keep(self, ids: list[str]) -> None:
         """Nothing to do."""

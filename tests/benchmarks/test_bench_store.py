@@ -40,7 +40,9 @@ def test_the_quick_benchmark_prints_every_measure_and_names_peers_that_are_missi
     for measure in (
         "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms",
         "64-row CPU µs/row", "64 objects rows/s", "batch of 256 p50 ms", "batch of 256 p99 ms", "batch CPU ms",
-        "batch / memcpy of it", "late scores, 2,000 keys ms", "group-by ms", "bytes/row", "compacted bytes/row",
+        "batch / memcpy of it", "late scores, 2,000 keys ms",
+        "change rewards, 2,000 keys ms",
+        "take 64 rows, 4 trainers p99 ms", "not taken / taken twice", "group-by ms", "bytes/row", "compacted bytes/row",
         "4 writers rows/s", "lost / doubled", "visible p50 ms", "visible p99 ms", "peak memory MB",
     ):  # fmt: skip
         assert measure in lines, f"{measure} is missing in\n{done.stdout}"
@@ -138,6 +140,17 @@ def test_a_peer_gives_back_the_rows_it_was_given(name: str, tmp_path: Path) -> N
     else:
         with pytest.raises(Unsupported):
             peer.compact()
+        with pytest.raises(Unsupported):
+            peer.take(64, 1, "trainer")
+    if name == "ours":
+        peer.keep(ids[:200])
+        assert peer.take(64, 1, "trainer") == ids[:64]
+        assert peer.take(64, 2, "trainer") == ids[64:128]
+    if name == "parquet":
+        with pytest.raises(Unsupported):
+            peer.reward(score_rows(ids[:3], version=2))
+    else:
+        peer.reward(score_rows(ids[:3], version=2))
     peer.close()
 
 
