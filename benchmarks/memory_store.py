@@ -193,14 +193,16 @@ class MemoryStore:
         before = self._batches[reservation.batch_id]
         self._batches[reservation.batch_id] = replace(before, status="prepared", step=step, rows=len(used))
 
-    def commit_batch(self, batch_id: str, *, step: int, model: pa.Table | None = None) -> None:
+    def commit_batch(
+        self, batch_id: str, *, step: int, model: pa.Table | None = None, token_stats: pa.Table | None = None
+    ) -> None:
         """Count its rows as trained."""
         for row in self._rows.values():
             if row.reserved_by == batch_id:
                 row.reserved_by, row.uses, row.trained_step = None, row.uses + 1, step
         self._batches[batch_id] = replace(self._batches[batch_id], status="committed")
-        if model is not None:
-            self.append("models", model)
+        given = {"models": model, "token_stats": token_stats}
+        self.append_all({name: rows for name, rows in given.items() if rows is not None})
 
     def release(self, batch_id: str) -> None:
         """Free its rows."""
@@ -210,8 +212,9 @@ class MemoryStore:
         self._batches[batch_id] = replace(self._batches[batch_id], status="released")
 
     def batches(self, run_id: str) -> list[BatchRecord]:
-        """Batches in the order of their reservation."""
-        return [one for one in self._batches.values() if one.run_id == run_id]
+        """By step; those not prepared come last."""
+        of_run = [one for one in self._batches.values() if one.run_id == run_id]
+        return sorted(of_run, key=lambda one: (one.step is None, one.step or 0))
 
     def verify(self) -> list[Finding]:
         """Nothing can be damaged."""
@@ -231,7 +234,7 @@ class MemoryStore:
                 experience_id, run_id, group_id, size, partition, error = fact
                 if experience_id in self._rows:
                     raise StoreError(f"the memory store has rollout {experience_id!r} already")
-                row = _Row(len(self._rows), part, at, run_id, group_id, size, partition, error is not None)
+                row = _Row(len(self._rows) + 1, part, at, run_id, group_id, size, partition, error is not None)
                 self._rows[experience_id] = row
                 self._groups.setdefault(group_id, []).append(experience_id)
         elif name in self._about:

@@ -177,7 +177,9 @@ def lines(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         name: statistics.median(one["calls"].get(name, 0.0) for one in found["process"])
         for name in {name for one in found["process"] for name in one["calls"]}
     }
-    parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in sorted(slowest.items(), key=lambda x: -x[1])[:6])
+    parts = ", ".join(
+        f"{name} {seconds * 1e3:.1f}" for name, seconds in sorted(slowest.items(), key=lambda x: -x[1])[:6]
+    )
     return [
         f"Medians of {len(found['memory'])} steps of each store, load average {os.getloadavg()[0]:.1f}, "
         f"{os.cpu_count()} processors; all three trained the same losses.",
@@ -190,7 +192,9 @@ def lines(found: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 def main(words: list[str]) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step_overhead", description="the store's share of a step")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step_overhead", description="the store's share of a step"
+    )
     parser.add_argument("--steps", type=int, default=6, help="steps of each run; the first and the last are left out")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each store")
     parser.add_argument("--write", type=Path, help="a page whose part `step-overhead` is replaced")

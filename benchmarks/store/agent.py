@@ -97,7 +97,9 @@ class Agent:
             walls.append(clock.wall)
             cpus.append(clock.cpu)
             if set(blocks) != set(PAYLOAD) or len(blocks["token_ids"]) != len(ids):
-                raise AssertionError(f"a batch of {len(ids)} rows came as {({k: v.shape for k, v in blocks.items()})}")
+                raise AssertionError(
+                    f"a batch of {len(ids)} rows came as { ({k: v.shape for k, v in blocks.items()}) }"
+                )
             firsts.append(blocks["token_ids"][0].tolist() if self._kind.by_id else None)
             targets = [np.empty_like(block) for block in blocks.values()]
             for target in targets:
@@ -108,14 +110,15 @@ class Agent:
             copies.append(clock.wall)
         return {"walls": walls, "cpus": cpus, "copies": copies, "firsts": firsts}
 
-    def score(self, files: list[str]) -> Answer:
-        """Store the scores of each file."""
+    def score(self, files: list[str], change: bool = False) -> Answer:
+        """Store the scores of each file; `change` makes them the reward that readers of the rollouts see."""
+        work = self._peer.reward if change else self._peer.score
         walls: list[float] = []
         cpus: list[float] = []
         for name in files:
             scores = shared.read(Path(name))
             with timed(family=self._kind.alone) as clock:
-                self._peer.score(scores)
+                work(scores)
             walls.append(clock.wall)
             cpus.append(clock.cpu)
         return {"walls": walls, "cpus": cpus}
@@ -132,6 +135,21 @@ class Agent:
             cpus.append(clock.cpu)
         counts = [int(str(row[2])) for row in found] if found and len(found[0]) == 4 else None
         return {"walls": walls, "cpus": cpus, "rows": None if counts is None else sum(counts)}
+
+    def keep(self, ids: list[str]) -> Answer:
+        """Let these rollouts be trained on."""
+        self._peer.keep(ids)
+        return {}
+
+    def take(self, rows: int, times: int, who: str) -> Answer:
+        """Take `times` batches of `rows` rows, the first before the clock runs."""
+        walls: list[float] = []
+        taken = list(self._peer.take(rows, 1, who))
+        for number in range(2, times + 1):
+            with timed() as clock:
+                taken += self._peer.take(rows, number, who)
+            walls.append(clock.wall)
+        return {"walls": walls, "taken": taken}
 
     def watch(self, step: int, commits: int) -> Answer:
         """When each of `commits` appends of `step` rows was first seen; looks about every half millisecond."""

@@ -45,12 +45,16 @@ class Sizes:
         commits = max(1, -(-rows // BULK))
         if quick:
             return cls(commits, 8, 4, 3, min(2000, commits * BULK), 2, 8)
-        return cls(commits, 100, 30, 15, min(10_000, commits * BULK), 25, 60)
+        return cls(commits, 100, 30, 30, min(10_000, commits * BULK), 25, 60)
 
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """Arrow files, by what they are for; ids begin with `x<seed>-`."""
+    """Arrow files, by what they are for; ids begin with `x<seed>-`.
+
+    Attributes:
+        scores: five versions of one score for the first rows: three are stored beside, two change the reward.
+    """
 
     row_bytes: float
     trainable_tokens: float
@@ -82,7 +86,7 @@ class DataFiles:
             objects=rollouts("objects", sizes.object_commits, SMALL, 2),
             scores=[
                 str(shared.write(folder / f"scores-{version}.arrow", score_rows(ids, version=version)))
-                for version in (1, 2, 3)
+                for version in (1, 2, 3, 4, 5)
             ],
             writers=[
                 rollouts(f"writer-{at}", sizes.writer_commits, SMALL, 10 + at) for at in range(WRITERS)

@@ -103,9 +103,7 @@ def _grow_one(
     return found
 
 
-def _measure(
-    process: Process, one: Growth, rows: int, version: int, folder: Path, block: Path
-) -> tuple[int, int]:
+def _measure(process: Process, one: Growth, rows: int, version: int, folder: Path, block: Path) -> tuple[int, int]:
     values = one.values
     parts = shared.read(block)
     files = [
@@ -127,7 +125,10 @@ def _measure(
     ]
     try:
         said = process.ask("score", files=files)
-        values["late scores, 1,000 keys ms"], values["late scores CPU ms"] = _middle(said["walls"]), _middle(said["cpus"])
+        values["late scores, 1,000 keys ms"], values["late scores CPU ms"] = (
+            _middle(said["walls"]),
+            _middle(said["cpus"]),
+        )
     except Unsupported as error:
         values["late scores, 1,000 keys ms"] = str(error)
     try:

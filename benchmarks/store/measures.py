@@ -154,7 +154,7 @@ def _batch(process: Process, numbers: Numbers, bench: Bench) -> None:
 
 
 def _late(process: Process, numbers: Numbers, bench: Bench) -> None:
-    said = process.ask("score", files=bench.data.scores)
+    said = process.ask("score", files=bench.data.scores[:3])
     numbers.values["late scores ms"] = float(np.median(said["walls"])) * 1e3
     numbers.values["late scores CPU ms"] = float(np.median(said["cpus"])) * 1e3
 
@@ -189,6 +189,12 @@ def _compacted(process: Process, numbers: Numbers, bench: Bench) -> None:
     values["compacted batch of 256 ms"] = float(np.median(read["walls"])) * 1e3
 
 
+def _reward(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("score", files=bench.data.scores[3:], change=True)
+    numbers.values["change rewards ms"] = said["walls"][-1] * 1e3  # the first one adds the column
+    numbers.values["change rewards CPU ms"] = said["cpus"][-1] * 1e3
+
+
 _STEPS: tuple[tuple[str, Step], ...] = (
     ("bulk rows/s", _bulk),
     ("64-row commits rows/s", _small),
@@ -198,6 +204,7 @@ _STEPS: tuple[tuple[str, Step], ...] = (
     ("group-by ms", _group_by),
     ("bytes/row", _size),
     ("compacted bytes/row", _compacted),
+    ("change rewards ms", _reward),
 )
 """The measure that shows when a step has no number, and the step."""
 
@@ -233,6 +240,28 @@ def _writers(numbers: Numbers, bench: Bench) -> None:
     numbers.values["lost / doubled"] = f"{len(wanted - set(ids))} / {len(ids) - len(set(ids))}"
 
 
+def _trainers(numbers: Numbers, bench: Bench) -> None:
+    place = bench.folder / numbers.kind.name / "trained"
+    files = bench.data.bulk[:4]
+    rows = len(files) * BULK
+    with Process(numbers.kind, place) as first:
+        first.ask("append", files=files)
+        first.ask("keep", ids=[f"x0-{one:09d}" for one in range(rows)])
+        running = [Process(numbers.kind, place) for _ in range(WRITERS)]
+        try:
+            for at, process in enumerate(running):
+                process.send("take", rows=SMALL, times=rows // SMALL // WRITERS, who=f"trainer{at}")
+            said = [process.answer() for process in running]
+        finally:
+            for process in running:
+                process.close()
+    values = numbers.values
+    walls = [wall for one in said for wall in one["walls"]]
+    values["take 64 rows, 4 trainers p50 ms"], values["take 64 rows, 4 trainers p99 ms"] = _percentiles(walls)
+    taken = [name for one in said for name in one["taken"]]
+    values["not taken / taken twice"] = f"{rows - len(set(taken))} / {len(taken) - len(set(taken))}"
+
+
 def _visible(numbers: Numbers, bench: Bench) -> None:
     place = bench.folder / numbers.kind.name / "seen"
     with Process(numbers.kind, place) as writer:
@@ -250,6 +279,7 @@ def _visible(numbers: Numbers, bench: Bench) -> None:
 
 _WITH_SEVERAL: tuple[tuple[str, Callable[[Numbers, Bench], None]], ...] = (
     ("4 writers rows/s", _writers),
+    ("take 64 rows, 4 trainers p50 ms", _trainers),
     ("visible p50 ms", _visible),
 )
 

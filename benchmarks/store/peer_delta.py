@@ -7,7 +7,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
 
@@ -25,6 +26,15 @@ class DeltaFolder(ArrowPeer):
     def score(self, scores: pa.Table) -> None:
         """One commit to a table of scores."""
         write_deltalake(str(self._folder / "scores"), scores, mode="append")
+
+    def reward(self, scores: pa.Table) -> None:
+        """A merge into a column of the rollouts, which is added when it is missing."""
+        table = DeltaTable(str(self._folder / "rollouts"))
+        if "reward" not in [field.name for field in table.schema().fields]:
+            table.alter.add_columns([Field("reward", PrimitiveType("double"))])
+        given = scores.select(["experience_id", "value"])
+        merge = table.merge(given, "t.experience_id = s.experience_id", source_alias="s", target_alias="t")
+        merge.when_matched_update({"reward": "s.value"}).execute()
 
     def batch(self, ids: list[str]) -> Padded:
         """A filtered scan, then put into the order asked."""

@@ -30,6 +30,14 @@ class DuckDBFile(ArrowPeer):
         """One INSERT, committed."""
         self._insert("scores", scores)
 
+    def reward(self, scores: pa.Table) -> None:
+        """An UPDATE of a column of the rollouts, which is added when it is missing."""
+        self._connection.register("given", scores)
+        self._connection.execute("ALTER TABLE rollouts ADD COLUMN IF NOT EXISTS reward DOUBLE")
+        self._connection.execute(
+            "UPDATE rollouts SET reward = value FROM given WHERE rollouts.experience_id = given.experience_id"
+        )
+
     def batch(self, ids: list[str]) -> Padded:
         """A join with the ids in their order."""
         relation = self._connection.sql(

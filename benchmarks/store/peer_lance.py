@@ -29,6 +29,14 @@ class LanceFolder(ArrowPeer):
         """One appended fragment of a dataset of scores."""
         lance.write_dataset(scores, self._scores, mode="append")
 
+    def reward(self, scores: pa.Table) -> None:
+        """A merge into a column of the rollouts, which is added when it is missing."""
+        dataset = lance.dataset(self._rollouts)
+        if "reward" not in dataset.schema.names:
+            dataset.add_columns({"reward": "cast(null as double)"})
+        given = scores.select(["experience_id", "value"]).rename_columns(["experience_id", "reward"])
+        lance.dataset(self._rollouts).merge_insert("experience_id").when_matched_update_all().execute(given)
+
     def batch(self, ids: list[str]) -> Padded:
         """A take of row numbers; which id has which is remembered here and read anew when there is a new version."""
         dataset = lance.dataset(self._rollouts)

@@ -44,6 +44,16 @@ class SQLiteBlobs(ArrowPeer):
         timeless = scores.set_column(8, "scored_at", scores.column("scored_at").cast(pa.int64()))
         self._insert("scores", timeless.num_columns, list(zip(*(c.to_pylist() for c in timeless.columns), strict=True)))
 
+    def reward(self, scores: pa.Table) -> None:
+        """An UPDATE of a column of the rollouts, which is added when it is missing."""
+        known = [row[1] for row in self._connection.execute("PRAGMA table_info(rollouts)")]
+        if "reward" not in known:
+            self._connection.execute("ALTER TABLE rollouts ADD COLUMN reward REAL")
+        given = zip(scores.column("value").to_pylist(), scores.column("experience_id").to_pylist(), strict=True)
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany("UPDATE rollouts SET reward = ? WHERE experience_id = ?", given)
+        self._connection.execute("COMMIT")
+
     def batch(self, ids: list[str]) -> Padded:
         """By primary key, in the order asked."""
         found = self._connection.execute(

@@ -77,6 +77,8 @@ class TransferQueuePeer:
         keys = scores.column("experience_id").to_pylist()
         transfer_queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=values)
 
+    reward = score
+
     def batch(self, ids: list[str]) -> Padded:
         """One get, padded by torch."""
         found = transfer_queue.kv_batch_get(ids, PARTITION, select_fields=list(PAYLOAD))
@@ -93,6 +95,15 @@ class TransferQueuePeer:
     def ids(self) -> list[str]:
         """Its list of keys."""
         return list(transfer_queue.kv_list(PARTITION).get(PARTITION, {}))
+
+    def keep(self, ids: list[str]) -> None:
+        """It trains on whatever it has."""
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Which rows come next for the task `train`, by its controller; without their payload."""
+        client = transfer_queue.get_client()
+        found = client.get_meta([PAYLOAD[0]], rows, PARTITION, mode="fetch", task_name="train")
+        return [str(one) for one in found.global_indexes]
 
     def compact(self) -> None:
         """Not there."""

@@ -63,6 +63,8 @@ class TrinitySQL:
 
         self._loop.run_until_complete(work())
 
+    reward = score
+
     def batch(self, ids: list[str]) -> Padded:
         """Its own read of as many rows, its own tensors."""
         found = self._loop.run_until_complete(self._storage.read(len(ids)))
@@ -88,6 +90,13 @@ class TrinitySQL:
         """The message ids."""
         with sqlite3.connect(self._file) as connection:
             return [row[0] for row in connection.execute("SELECT msg_id FROM rollouts")]
+
+    def keep(self, ids: list[str]) -> None:
+        """It trains on whatever it has."""
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Its own read, which counts the rows as consumed; the payload comes along."""
+        return [one.eid.suffix for one in self._loop.run_until_complete(self._storage.read(rows))]
 
     def compact(self) -> None:
         """Not there."""

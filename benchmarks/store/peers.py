@@ -55,6 +55,10 @@ class Peer(Protocol):
         """Store one late score for each of many rollouts."""
         ...
 
+    def reward(self, scores: pa.Table) -> None:
+        """Change the reward that a reader of these rollouts sees to `value`."""
+        ...
+
     def group_by(self) -> list[tuple[object, ...]]:
         """(model_version, stop_reason, rows, mean prompt_length), by SQL where the peer has it."""
         ...
@@ -65,6 +69,14 @@ class Peer(Protocol):
 
     def ids(self) -> list[str]:
         """Ids of all stored rollouts, repeats included."""
+        ...
+
+    def keep(self, ids: list[str]) -> None:
+        """Let these rollouts be trained on; nothing where a peer trains on whatever it has."""
+        ...
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Rows for a batch that nobody else gets, counted as used; names of the rows, or of their places."""
         ...
 
     def compact(self) -> None:
@@ -97,6 +109,17 @@ class ArrowPeer:
     def append(self, prepared: pa.Table) -> None:
         """Of the peer."""
         raise NotImplementedError
+
+    def reward(self, scores: pa.Table) -> None:
+        """Files that are written once would all be written again."""
+        raise Unsupported("no such operation")
+
+    def keep(self, ids: list[str]) -> None:
+        """Nothing to do."""
+
+    def take(self, rows: int, number: int, who: str) -> list[str]:
+        """Files and tables know no consumers."""
+        raise Unsupported("no such operation")
 
     def compact(self) -> None:
         """Most have no such thing."""
@@ -165,7 +188,8 @@ KINDS = {
             ("trinity-rft==0.6.0", "pyarrow==25.*", "greenlet"), by_id=False,
             notes="its own SQLExperienceStorage without Ray; store-side and from objects are the same, since what it "
             "takes are its Experience objects; it has no reads by id (a batch is its own read) and no late scores "
-            "(an UPDATE of its reward column through its engine, which overwrites); only model_version is a column",
+            "(an UPDATE of its reward column through its engine, which overwrites); only model_version is a column; "
+            "four processes that read one file are not its usual way, which is one Ray actor",
         ),
         PeerKind(
             "transferqueue", "TransferQueue", "peer_transferqueue:TransferQueuePeer", "nothing: RAM only",

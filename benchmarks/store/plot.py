@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 SHOWN = (
     "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms",
     "64-row CPU µs/row", "64 objects rows/s", "64 objects CPU µs/row", "batch of 256 p50 ms", "batch CPU ms",
-    "late scores ms", "late scores CPU ms", "group-by ms", "bytes/row", "compacted bytes/row", "4 writers rows/s",
-    "4 writers CPU µs/row", "visible p50 ms", "visible p99 ms", "peak memory MB",
+    "late scores ms", "change rewards ms", "group-by ms", "bytes/row", "compacted bytes/row", "4 writers rows/s",
+    "4 writers CPU µs/row", "take 64 rows, 4 trainers p99 ms", "visible p50 ms", "visible p99 ms", "peak memory MB",
 )  # fmt: skip
 GROWN = ("64-row append CPU ms", "batch of 256 p50 ms", "late scores CPU ms", "group-by ms")
 _OURS, _OTHERS, _LIMIT = "#1f5fa8", "#b4b8bf", "#d9822b"
@@ -57,7 +57,9 @@ def _bars(done: Run, path: Path) -> Path:
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
     quick = " (quick: not for quoting)" if done.quick else ""
-    figure.suptitle(f"{done.rows:,} rows of about 1,000 tokens{quick}; late scores: {done.sizes.scores:,} keys", y=0.995)
+    figure.suptitle(
+        f"{done.rows:,} rows of about 1,000 tokens{quick}; late scores: {done.sizes.scores:,} keys", y=0.995
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.985), h_pad=1.6)
     figure.savefig(path, dpi=100)
     plt.close(figure)
@@ -66,6 +68,7 @@ def _bars(done: Run, path: Path) -> Path:
 
 def _lines(done: Run, path: Path) -> Path:
     plt: Any = require("matplotlib.pyplot", "view")
+    ticker: Any = require("matplotlib.ticker", "view")
     figure, axes = plt.subplots(1, len(GROWN), figsize=(19, 4.2), squeeze=False)
     titles = list(dict.fromkeys(one.kind.title for one in done.growth))
     colours = plt.get_cmap("tab10")
@@ -78,12 +81,19 @@ def _lines(done: Run, path: Path) -> Path:
             ]
             if points:
                 ours = title.startswith("buffer-engine")
+                colour = _OURS if ours else colours((at + 1) % 10)
                 axis.plot(
-                    *zip(*points, strict=True), marker="o", label=title, color=_OURS if ours else colours((at + 1) % 10),
+                    *zip(*points, strict=True), marker="o", label=title, color=colour,
                     linewidth=2.6 if ours else 1.3, zorder=3 if ours else 2,
                 )  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_minor_formatter(ticker.NullFormatter())
+            one.set_minor_locator(ticker.NullLocator())
         axis.set_title(name, fontsize=10, loc="left")
         axis.set_xlabel("rows", fontsize=9)
         axis.grid(True, which="major", color="#e5e7ea")
@@ -91,7 +101,9 @@ def _lines(done: Run, path: Path) -> Path:
             axis.spines[side].set_visible(False)
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=len(titles), fontsize=9, frameon=False)
-    figure.suptitle("Growth, narrow rows of about 16 tokens (a cut line stops where the time budget was used)", fontsize=11)
+    figure.suptitle(
+        "Growth, narrow rows of about 16 tokens (a line stops where a peer's time was used up)", fontsize=11
+    )
     figure.tight_layout(rect=(0, 0.07, 1, 0.97))
     figure.savefig(path, dpi=100)
     plt.close(figure)

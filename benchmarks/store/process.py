@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -105,7 +106,8 @@ class Process:
         self._selector.close()
         for pipe in (self._running.stdin, self._running.stdout):
             assert pipe is not None
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # a request that a dead process did not take
+                pipe.close()
 
     def kill(self) -> None:
         """End the process and all that it started."""

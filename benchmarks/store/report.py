@@ -19,6 +19,7 @@ from benchmarks.store.data_files import BULK, DataFiles, Sizes
 from benchmarks.store.growth import Growth, grow
 from benchmarks.store.measures import Bench, Numbers, measure
 from benchmarks.store.peers import PeerKind
+from benchmarks.store.targets import target_rows
 
 MEASURES = (
     ("an append waits for", ""),
@@ -29,11 +30,14 @@ MEASURES = (
     ("batch of 256 p50 ms", "less"), ("batch of 256 p99 ms", "less"), ("batch CPU ms", "less"),
     ("batch / memcpy of it", "less"),
     ("late scores ms", "less"), ("late scores CPU ms", "less"),
+    ("change rewards ms", "less"), ("change rewards CPU ms", "less"),
     ("group-by ms", "less"), ("group-by CPU ms", "less"),
     ("bytes/row", "less"),
     ("compacted bytes/row", "less"), ("compacted bytes/trainable token", "less"), ("compaction CPU µs/row", "less"),
     ("compacted group-by ms", "less"), ("compacted batch of 256 ms", "less"),
     ("4 writers rows/s", "more"), ("4 writers CPU µs/row", "less"), ("lost / doubled", ""),
+    ("take 64 rows, 4 trainers p50 ms", "less"), ("take 64 rows, 4 trainers p99 ms", "less"),
+    ("not taken / taken twice", ""),
     ("visible p50 ms", "less"), ("visible p99 ms", "less"),
     ("memory at start MB", "less"), ("peak memory MB", "less"),
 )  # fmt: skip
@@ -141,7 +145,10 @@ def table_rows(done: Run) -> tuple[list[str], list[list[str]]]:
     machine, base = done.machine(), {} if done.ours is None else done.ours.values
     cells: list[list[str]] = []
     for name, better in MEASURES:
-        label = f"late scores, {done.sizes.scores:,} keys{name.removeprefix('late scores')}" if "late" in name else name
+        label = name
+        for begin in ("late scores", "change rewards"):
+            if name.startswith(begin):
+                label = f"{begin}, {done.sizes.scores:,} keys{name.removeprefix(begin)}"
         row = [label, *(_cell(name, better, one, base) for one in done.peers)]
         row.append(_with_ratio(name, better, machine[name], base) if name in machine else "–")
         cells.append(row)
@@ -211,6 +218,7 @@ def markdown(done: Run) -> str:
     ]
     if done.growth:
         lines += ["", "Growth, narrow rows of about 16 tokens:", "", *_table(*growth_rows(done))]
+    lines += ["", "Targets:", "", *_table(*target_rows(done))]
     return "\n".join(lines) + "\n"
 
 

@@ -47,6 +47,7 @@ def store(
         from benchmarks.store import pages, report
         from benchmarks.store.growth import sizes_to
         from benchmarks.store.peers import KINDS
+        from benchmarks.store.targets import target_rows
     except ModuleNotFoundError as error:
         if error.name not in ("benchmarks", "benchmarks.store"):
             raise
@@ -74,7 +75,8 @@ def store(
         folder=folder or Path.cwd(),
         say=lambda text: logs.print(text, markup=False, soft_wrap=True),
     )
-    for titles, cells in [report.table_rows(done), *([report.growth_rows(done)] if done.growth else [])]:
+    grown = [report.growth_rows(done)] if done.growth else []
+    for titles, cells in [report.table_rows(done), *grown, target_rows(done)]:
         results.print(result_table(titles, cells, [False, *([True] * (len(titles) - 1))]), soft_wrap=False)
     for line in [*done.note_lines(), *done.limit_lines()]:
         print_text(line)
