@@ -115,7 +115,15 @@ class StoreVersionError(StoreError):
 
 
 class CorruptSegmentError(StoreError):
-    """Stored bytes do not match their checksum."""
+    """Stored bytes do not match their checksum; `frame_id` is the damaged frame's, None when it is not known."""
+
+    def __init__(self, message: str, *, frame_id: int | None = None) -> None:
+        self.frame_id = frame_id
+        super().__init__(message)
+
+
+class DamagedRowsWarning(UserWarning):
+    """Rows were left out of a read because their frame is damaged; said once per frame and open store."""
 
 
 class KeyConflictError(StoreError):
@@ -144,6 +152,10 @@ class StoreFullError(StoreError):
 
 class PartitionError(StoreError):
     """Training and evaluation partitions would mix."""
+
+
+class ExchangeError(BufferEngineError):
+    """Rows cannot be written to or taken from a file; names file, row and field."""
 
 
 class OperatorError(BufferEngineError):

@@ -78,9 +78,11 @@ def _waiting(spec: Spec, read: object, found: Findings) -> None:
 
 def _periods(spec: Spec, found: Findings) -> None:
     """Periods that never come round; only those that a person chose, a default is nobody's mistake."""
-    checkpoint, evaluate = getattr(spec.trainer, "checkpoint", None), spec.loop.evaluate
+    checkpoint, stats = (getattr(spec.trainer, name, None) for name in ("checkpoint", "token_stats"))
+    evaluate = spec.loop.evaluate
     periods: tuple[tuple[tuple[str, ...], int | None], ...] = (
         (("trainer", "checkpoint", "every_steps"), getattr(checkpoint, "every_steps", None)),
+        (("trainer", "token_stats", "every_steps"), getattr(stats, "every_steps", None)),
         (("loop", "evaluate", "every_steps"), evaluate.every_steps if evaluate is not None else None),
     )
     for path, every in periods:

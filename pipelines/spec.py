@@ -19,6 +19,7 @@ from explorers.config import ExplorerConfig
 from explorers.importing import DialogueImport
 from explorers.registry import MODELS, TASKSETS
 from operators.registry import OPERATORS
+from pipelines.housekeeping import CompactSection, RetainSection
 from trainers.registry import TRAINERS
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
@@ -38,6 +39,12 @@ class StoreSection(ComponentConfig):
     durability: Durability = Field(
         default="process",
         description="what an acknowledged row survives: `process` a killed process, `power` a power cut too",
+    )
+    compact: CompactSection | None = Field(
+        default=None, description="rows that training wants no more become Parquet during the run; null: they stay"
+    )
+    retain: tuple[RetainSection, ...] = Field(
+        default=(), description="rules by which payload is erased during the run; needs `compact`"
     )
     on_invalid: OnInvalid = Field(
         default="refuse_all",

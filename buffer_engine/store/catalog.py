@@ -38,7 +38,7 @@ class Catalog:
         """
         self.layout = layout
         self.read_only = read_only
-        self._durability = durability
+        self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self._pid = os.getpid()
         self._closed = False
         self.migrated_from: int | None = None
@@ -82,8 +82,27 @@ class Catalog:
             connection.execute("COMMIT")
 
     @contextmanager
-    def transaction(self, doing: str) -> Generator[sqlite3.Connection]:
+    def fresh(self) -> Generator[sqlite3.Connection]:
+        """A connection that sees the newest committed version, inside a snapshot of this thread too."""
+        connection = self.read()
+        if not connection.in_transaction:
+            yield connection
+            return
+        other = self._connect()
+        try:
+            yield other
+        finally:
+            with self.lock:
+                if other in self._connections:
+                    self._connections.remove(other)
+            other.close()
+
+    @contextmanager
+    def transaction(self, doing: str, *, synced: bool = False) -> Generator[sqlite3.Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
+
+        Args:
+            synced: the commit, and with it every earlier one, survives loss of power whatever the durability.
 
         Raises:
             StoreError: the store is read-only or closed, the disk is full, another process held the catalog too long.
@@ -92,8 +111,10 @@ class Catalog:
         if self._writer is None:
             raise StoreError(f"{self.layout.root}: could not {doing}: the store was opened with read_only=True")
         with self.lock, explained(self.layout.root, doing):
-            self._begin(self._writer)
+            if synced:
+                self._writer.execute("PRAGMA synchronous = FULL")
             try:
+                self._begin(self._writer)
                 yield self._writer
                 self._writer.execute("COMMIT")
                 self._checkpoints.committed(self._writer)
@@ -102,6 +123,9 @@ class Catalog:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+            finally:
+                if synced:
+                    self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def _begin(self, writer: sqlite3.Connection) -> None:
         """Take the catalog, which another process may hold for a moment.
@@ -149,7 +173,7 @@ class Catalog:
         with self.lock:
             self._connections.append(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint = {BACKSTOP_PAGES}")
-        connection.execute(f"PRAGMA synchronous = {'FULL' if self._durability == 'power' else 'NORMAL'}")
+        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 
     def _in_use(self) -> bool:

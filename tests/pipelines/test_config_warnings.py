@@ -11,6 +11,7 @@ from config_sample import write_sample
 from test_config_problems import found
 
 from buffer_engine.errors import MissingExtraError
+from pipelines.incomplete import SpecificationError
 from pipelines.load import load_spec, resolved_yaml
 from pipelines.plan import check_file
 from pipelines.runs import save_specification
@@ -66,6 +67,17 @@ def test_periods_that_nobody_wrote_are_not_warned_of(tmp_path: Path) -> None:
         ("trainer.checkpoint.every_steps", "3 is more than the 1 step of the run", "write 1 or less"),
         ("loop.evaluate.every_steps", "3 is more than the 1 step of the run", "write 1 or less"),
     ]
+
+
+def test_token_statistics_that_no_step_records_are_warned_of(tmp_path: Path) -> None:
+    added = ("checkpoint: {every_steps: 3}", "checkpoint: {every_steps: 3}\n  token_stats: {every_steps: 7}")
+    [warning] = check_file(write_sample(tmp_path, added)).warnings
+    assert (warning.path, warning.message) == (
+        "trainer.token_stats.every_steps",
+        "7 is more than the 6 steps of the run",
+    )
+    with pytest.raises(SpecificationError, match=r"trainer\.token_stats\.every_steps"):
+        check_file(write_sample(tmp_path, (added[0], added[1].replace("7", "0"))))
 
 
 def test_the_specification_saved_with_a_run_brings_no_warnings_about_its_defaults(tmp_path: Path) -> None:
