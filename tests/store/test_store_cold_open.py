@@ -37,7 +37,7 @@ def steps(path: Path) -> int:
             pass
         for connection in (writer, catalog.read()):
             connection.set_progress_handler(count, STEP)
-        held = store.reserve(ReadPolicy(rows=64), run_id="run", batch_id="first", model_version=0)
+        held = store.reserve(ReadPolicy.model_validate({"rows": 64}), run_id="run", batch_id="first", model_version=0)
         assert held is not None
         assert len(held.experience_ids) == 64
         assert store.padded(held.experience_ids).lengths.tolist() == [4] * 64
