@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +19,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.heavy_rows import heavy_rollouts, rollout
+from benchmarks.heavy_rows import heavy_rollouts
 from buffer_engine.schema import ROLLOUTS, SCORES
 from buffer_engine.store import open_store
 from buffer_engine.store.base import Durability
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from store_rows import rollout
 
 NARROW = {"messages": [], "token_ids": [1], "loss_mask": [True], "logprobs": [-1.0]}
 
@@ -44,28 +48,38 @@ def show(name: str, times: Sequence[tuple[float, float]], rows: int) -> None:
     )
 
 
-def disk_pace(folder: Path, size: int) -> float:
-    """Bytes a second of writing `size` bytes in pieces of 1 MiB with one fdatasync at the end."""
-    data = os.urandom(1 << 20)
-    handle = os.open(folder / "pace", os.O_CREAT | os.O_WRONLY)
-    begun = time.perf_counter()
-    for _ in range(max(size >> 20, 1)):
-        os.write(handle, data)
-    os.fdatasync(handle)
-    seconds = time.perf_counter() - begun
-    os.close(handle)
-    os.unlink(folder / "pace")
-    return size / seconds
-
-
-def appends(folder: Path, rows: int, commit: int, durability: Durability) -> tuple[list[tuple[float, float]], int]:
-    """Times of commits of `commit` rows each, and bytes of a row."""
+def appends(folder: Path, rows: int, commit: int, durability: Durability) -> list[tuple[float, float]]:
+    """Times of commits of `commit` rows each."""
     tables = [heavy_rollouts(first, commit) for first in range(0, rows, commit)]
     with open_store(folder, durability=durability) as store:
         store.append("rollouts", heavy_rollouts(rows, 64))  # the first begins files
-        times = [timed(lambda table=table: store.append("rollouts", table)) for table in tables]
-        info = store.info()
-    return times, info.bytes["rollouts"] // info.rows["rollouts"]
+        return [timed(lambda table=table: store.append("rollouts", table)) for table in tables]
+
+
+def bulk(folder: Path, rows: int, commit: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Times of large durable commits, each beside writing the same bytes to a plain file with one fdatasync.
+
+    The two take turns, so that they meet the same disk and the same memory.
+    """
+    plain = os.open(folder / "plain", os.O_CREAT | os.O_WRONLY)
+    commits: list[tuple[float, float]] = []
+    writes: list[tuple[float, float]] = []
+    with open_store(folder / "store") as store:
+        store.append("rollouts", heavy_rollouts(rows, 64))
+        for first in range(0, rows, commit):
+            table = heavy_rollouts(first, commit)
+            data = memoryview(table.combine_chunks().to_batches()[0].serialize())
+            writes.append(timed(lambda data=data: _write_durably(plain, data)))
+            commits.append(timed(lambda table=table: store.append("rollouts", table)))
+    os.close(plain)
+    return commits, writes
+
+
+def _write_durably(handle: int, data: memoryview) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(handle, data[written : written + (1 << 20)])
+    os.fdatasync(handle)
 
 
 def narrow_rollouts(first: int, count: int) -> pa.Table:
@@ -132,8 +146,8 @@ def writers(folder: Path, count: int, rows: int) -> None:
     p50, p99 = np.percentile(wall, [50, 99])
     each = " ".join(f"{sum(times):.0f}" for times in found)
     print(
-        f"{count} writers, commits of 64 rows: {count * rows / seconds:,.0f} rows/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
-        f"max {wall.max():.1f} ms; milliseconds each writer took: {each}"
+        f"{count} writers, commits of 64 rows: {count * rows / seconds:,.0f} rows/s, p50 {p50:.1f} ms, "
+        f"p99 {p99:.1f} ms, max {wall.max():.1f} ms; milliseconds each writer took: {each}"
     )
 
 
@@ -150,20 +164,13 @@ def main() -> None:
             return
         print("| work | CPU ms | p50 ms | p99 ms | max ms | rows/s |\n|---|---|---|---|---|---|")
         for durability in ("power", "process"):
-            times, _ = appends(root / f"small-{durability}", options.rows, 64, durability)
-            show(f"64-row commits, {durability}", times, 64)
-        pace = disk_pace(root, options.rows * 13_800)
-        times, size = appends(root / "bulk", options.rows, 2048, "power")
-        show("2,048-row commits, power", times, 2048)
+            show(f"64-row commits, {durability}", appends(root / durability, options.rows, 64, durability), 64)
+        commits, writes = bulk(root, options.rows, 2048)
+        show("2,048-row commits, power", commits, 2048)
+        show("the same bytes to a plain file", writes, 2048)
         for stored in (10_000, 1_000_000):
-            show(
-                f"10,000 late scores on {stored:,} stored",
-                scores(root / f"scores-{stored}", stored, 10_000, 12),
-                10_000,
-            )
-        print(
-            f"\n{size:,} bytes a row; sequential write with one fdatasync {pace / 1e6:,.0f} MB/s = {pace / size:,.0f} rows/s"
-        )
+            times = scores(root / f"scores-{stored}", stored, 10_000, 12)
+            show(f"10,000 late scores, {stored:,} stored before", times, 10_000)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,5 @@ def heavy_rollouts(first: int, count: int, *, seed: int = 0) -> pa.Table:
         else pa.array(own.get(field.name, [base[field.name]] * count), field.type)
         for field in ROLLOUTS.schema
     ]
-    return pa.Table.from_arrays(
-        [column.cast(field.type) for column, field in zip(columns, ROLLOUTS.schema, strict=True)],
-        schema=ROLLOUTS.schema,
-    )
+    fitted = [column.cast(field.type) for column, field in zip(columns, ROLLOUTS.schema, strict=True)]
+    return pa.Table.from_arrays(fitted, schema=ROLLOUTS.schema)

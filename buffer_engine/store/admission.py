@@ -69,7 +69,9 @@ def check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) -
     arriving = {key[0] for part in staged if part.spec.name == "rollouts" for key in part.keys}
     for part in staged:
         if part.spec.name in ABOUT_ROLLOUTS:
-            about = set(part.batch.column("experience_id").to_pylist()) - arriving
+            about: list[str] = part.batch.column("experience_id").to_pylist()
+            if arriving:
+                about = [one for one in about if one not in arriving]
             unknown = index.unknown_rollouts(connection, about)
             if unknown:
                 raise SchemaError(

@@ -54,7 +54,6 @@ class Catalog:
                 else:
                     self._writer = self._connect()
                     self._create_if_missing(self._writer)
-                    self._writer.execute("PRAGMA busy_timeout = 1")  # see `_begin`
             except BaseException:
                 self.close()
                 raise
@@ -114,7 +113,7 @@ class Catalog:
             if synced:
                 self._writer.execute("PRAGMA synchronous = FULL")
             try:
-                self._begin(self._writer)
+                self._take(self._writer)
                 yield self._writer
                 self._writer.execute("COMMIT")
                 self._checkpoints.committed(self._writer)
@@ -127,7 +126,7 @@ class Catalog:
                 if synced:
                     self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")
 
-    def _begin(self, writer: sqlite3.Connection) -> None:
+    def _take(self, writer: sqlite3.Connection) -> None:
         """Take the catalog, which another process may hold for a moment.
 
         SQLite's own waiting sleeps longer each time, up to 100 ms, so that of several processes the one that has
@@ -199,6 +198,7 @@ class Catalog:
                 connection.execute("ROLLBACK")
             raise
         self.check(connection)
+        connection.execute("PRAGMA busy_timeout = 1")  # see `_take`
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Refuse a catalog that is not ours or of another schema version."""

@@ -56,7 +56,7 @@ def places_of(connection: sqlite3.Connection, experience_ids: Sequence[str]) -> 
 
 def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[str]) -> set[str]:
     """Those of the ids that no stored rollout has."""
-    wanted = list(set(experience_ids))
+    wanted = list(experience_ids)
     if not wanted:
         return set()
     listed = json.dumps(wanted)

@@ -1,12 +1,13 @@
 """The keys of narrow tables as sorted blocks: a few thousand keys cost one catalog row instead of one each.
 
 A block is a blob of three columns of unsigned 64-bit numbers, little-endian, one column after another, sorted by the
-first: the hash of the rollout that a row is about, a hash of the rest of the key, and the row's place. Every
-append adds one. Whenever `FAN_OUT` blocks of a size have come together they are merged into one of the next, so that
-there are only a few for each power of `FAN_OUT`, and a key is looked up by a binary search in each. Blocks are never
-changed; a checksum tells a damaged one, and which block a process still remembers.
+first: the key's *head* (48 bits of the hash of the rollout that it is about, then 16 of its tag), its *tag* (a hash of
+the whole key), and the row's place. Keys about one rollout are therefore neighbours, and still one search finds one.
+Every append adds a block. Whenever `FAN_OUT` blocks of a size have come together they are merged into one of the next,
+so that there are only a few for each power of `FAN_OUT`, and a key is looked up by a binary search in each. Blocks are
+never changed; a checksum tells a damaged one, and which block a process still remembers.
 
-Two keys are the same when both hashes are equal, 128 bits together. Whoever finds a key this way reads the row before
+Two keys are taken for the same when heads and tags are equal. Whoever finds a key this way reads the row before
 anything is concluded from it.
 """
 
@@ -37,6 +38,8 @@ MOST_ROWS = 1 << 22
 _SMALLEST = 64
 _REMEMBERED_BYTES = 256 << 20
 _ROW_BITS = 32
+_OF_TAG = np.uint64(0xFFFF)
+"""Bits of a head that come from the tag."""
 
 Hashes = npt.NDArray[np.uint64]
 BlockName = tuple[int, int]
@@ -51,22 +54,22 @@ class KeyTakenError(Exception):
 
 
 class Prints(NamedTuple):
-    """Hashes of keys, uint64 [R]: of the rollout, and of the rest of the key."""
+    """Heads and tags of keys, uint64 [R]."""
 
-    owners: Hashes
+    heads: Hashes
     tags: Hashes
 
     def only(self, rows: Sequence[int]) -> Prints:
         """The given rows, in order."""
         at = np.array(rows, dtype=np.int64)
-        return Prints(self.owners[at], self.tags[at])
+        return Prints(self.heads[at], self.tags[at])
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Keys sorted by owner; places are frame id << 32 | row."""
+    """Keys sorted by head; places are frame id << 32 | row."""
 
-    owners: Hashes
+    heads: Hashes
     tags: Hashes
     places: Hashes
 
@@ -78,7 +81,7 @@ def fingerprints(columns: Sequence[pa.Array]) -> Prints:
         columns: the columns of the key, in its order.
     """
     owners = _hashed(columns[0])
-    tags = np.zeros(len(owners), dtype=np.uint64)
+    tags = owners
     for column in columns[1:]:
         if pa.types.is_string(column.type):
             coded = column.dictionary_encode()  # few different names for many rows
@@ -86,7 +89,7 @@ def fingerprints(columns: Sequence[pa.Array]) -> Prints:
         else:
             values = column.to_numpy().astype(np.int64).view(np.uint64)
         tags = _mixed(tags ^ _mixed(values))
-    return Prints(owners, tags)
+    return Prints((owners & ~_OF_TAG) | (tags & _OF_TAG), tags)
 
 
 def key_columns(spec: TableSpec, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -96,14 +99,14 @@ def key_columns(spec: TableSpec, batch: pa.RecordBatch) -> list[pa.Array]:
 
 def repeated(parts: Sequence[Prints]) -> bool:
     """Whether a key occurs twice."""
-    owners = np.concatenate([part.owners for part in parts])
-    alone = np.sort(owners)
+    heads = np.concatenate([part.heads for part in parts])
+    alone = np.sort(heads)
     if not np.any(alone[1:] == alone[:-1]):
         return False
     tags = np.concatenate([part.tags for part in parts])
-    order = np.lexsort((tags, owners))
-    owners, tags = owners[order], tags[order]
-    return bool(np.any((owners[1:] == owners[:-1]) & (tags[1:] == tags[:-1])))
+    order = np.lexsort((tags, heads))
+    heads, tags = heads[order], tags[order]
+    return bool(np.any((heads[1:] == heads[:-1]) & (tags[1:] == tags[:-1])))
 
 
 def only_about(rows: pa.Table, ids: Sequence[str]) -> pa.Table:
@@ -129,8 +132,8 @@ class KeyBlocks:
             looked_in: blocks in which the caller looked for these keys before and found none.
         """
         names, blocks = self._blocks(connection, table, looked_in)
-        order = np.argsort(prints.owners, kind="stable")
-        asked = Prints(prints.owners[order], prints.tags[order])
+        order = np.argsort(prints.heads, kind="stable")
+        asked = Prints(prints.heads[order], prints.tags[order])
         found: dict[int, tuple[int, int]] = {}
         for block in blocks:
             for at, place in _matches(block, asked):
@@ -140,13 +143,13 @@ class KeyBlocks:
     def about(self, connection: sqlite3.Connection, table: str, ids: Sequence[str]) -> list[tuple[int, int]]:
         """(frame id, row) of a table's rows about these rollouts, in commit order; rows about others may be among them.
 
-        A hash of 64 bits can be shared by two rollouts: look at the rows.
+        A hash can be shared by two rollouts: see `only_about`.
         """
-        owners = np.unique(_hashed(pa.array(ids, pa.string())))
+        owners = np.unique(_hashed(pa.array(ids, pa.string())) & ~_OF_TAG)
         found: list[Hashes] = []
         for block in self._blocks(connection, table, _NONE)[1]:
-            first = np.searchsorted(block.owners, owners, side="left")
-            counts = np.searchsorted(block.owners, owners, side="right") - first
+            first = np.searchsorted(block.heads, owners, side="left")
+            counts = np.searchsorted(block.heads, owners | _OF_TAG, side="right") - first
             if counts.any():
                 found.append(block.places[_ranges(first, counts)])
         return [_place(place) for place in np.sort(np.concatenate(found)).tolist()] if found else []
@@ -170,9 +173,9 @@ class KeyBlocks:
         """
         if self.find(connection, spec.name, prints, looked_in=looked_in)[0]:
             raise KeyTakenError(spec.name)
-        order = np.argsort(prints.owners)
+        order = np.argsort(prints.heads)
         places = (np.uint64(frame_id) << np.uint64(_ROW_BITS)) | order.astype(np.uint64)
-        _add(connection, spec.name, _Block(prints.owners[order], prints.tags[order], places))
+        _add(connection, spec.name, _Block(prints.heads[order], prints.tags[order], places))
 
     def _blocks(
         self, connection: sqlite3.Connection, table: str, looked_in: frozenset[BlockName]
@@ -196,15 +199,15 @@ class KeyBlocks:
             with self._lock:
                 if name not in self._known:
                     self._known[name] = block
-                    self._bytes += 3 * block.owners.nbytes
+                    self._bytes += 3 * block.heads.nbytes
                 while self._bytes > _REMEMBERED_BYTES and len(self._known) > 1:
                     oldest = next(iter(self._known))
-                    self._bytes -= 3 * self._known.pop(oldest).owners.nbytes
+                    self._bytes -= 3 * self._known.pop(oldest).heads.nbytes
         return block
 
 
 def entries(connection: sqlite3.Connection, table: str) -> Iterator[tuple[int, int, int, int]]:
-    """(frame id, row, owner hash, tag) of every key of a table, by frame and row; inside a snapshot.
+    """(frame id, row, head, tag) of every key of a table, by frame and row; inside a snapshot.
 
     Raises:
         CorruptSegmentError: a block is damaged.
@@ -213,9 +216,9 @@ def entries(connection: sqlite3.Connection, table: str) -> Iterator[tuple[int, i
     if blocks:
         whole = _merged(blocks)
         order = np.argsort(whole.places)
-        columns = (whole.places[order].tolist(), whole.owners[order].tolist(), whole.tags[order].tolist())
-        for place, owner, tag in zip(*columns, strict=True):
-            yield (*_place(place), owner, tag)
+        columns = (whole.places[order].tolist(), whole.heads[order].tolist(), whole.tags[order].tolist())
+        for place, head, tag in zip(*columns, strict=True):
+            yield (*_place(place), head, tag)
 
 
 def take_over(connection: sqlite3.Connection) -> None:
@@ -229,24 +232,24 @@ def take_over(connection: sqlite3.Connection) -> None:
                 pa.array(values, spec.schema.field(key).type) for key, values in zip(spec.key, keys, strict=True)
             ]
             prints = fingerprints(columns)
-            order = np.argsort(prints.owners)
+            order = np.argsort(prints.heads)
             places = (np.array(frames, dtype=np.uint64) << np.uint64(_ROW_BITS)) | np.array(at, dtype=np.uint64)
-            _add(connection, name, _Block(prints.owners[order], prints.tags[order], places[order]))
+            _add(connection, name, _Block(prints.heads[order], prints.tags[order], places[order]))
         connection.execute(f"DROP TABLE index_{name}")
 
 
 def _add(connection: sqlite3.Connection, table: str, block: _Block) -> None:
-    level = _level(len(block.owners))
+    level = _level(len(block.heads))
     while True:
         _write(connection, table, level, block)
         same = connection.execute(
             "SELECT block_id, xxh3 FROM key_blocks WHERE tbl = ? AND level = ?", (table, level)
         ).fetchall()
-        if len(same) < FAN_OUT or len(block.owners) >= MOST_ROWS:
+        if len(same) < FAN_OUT or len(block.heads) >= MOST_ROWS:
             return
         block = _merged([_there(connection, name) for name in same])
         connection.execute("DELETE FROM key_blocks WHERE tbl = ? AND level = ?", (table, level))
-        level = max(level + 1, _level(len(block.owners)))
+        level = max(level + 1, _level(len(block.heads)))
 
 
 def _level(rows: int) -> int:
@@ -257,10 +260,10 @@ def _level(rows: int) -> int:
 
 
 def _write(connection: sqlite3.Connection, table: str, level: int, block: _Block) -> None:
-    data = np.concatenate([block.owners, block.tags, block.places]).astype("<u8", copy=False).tobytes()
+    data = np.concatenate([block.heads, block.tags, block.places]).astype("<u8", copy=False).tobytes()
     connection.execute(
         "INSERT INTO key_blocks (tbl, level, rows, xxh3, keys) VALUES (?, ?, ?, ?, ?)",
-        (table, level, len(block.owners), _checksum(data), data),
+        (table, level, len(block.heads), _checksum(data), data),
     )
 
 
@@ -290,8 +293,8 @@ def _read(connection: sqlite3.Connection, name: BlockName) -> _Block | None:
             f"catalog: block {name[0]} of the keys of {table} has changed since it was written; restore the catalog "
             "from a copy"
         )
-    owners, tags, places = np.frombuffer(data, dtype="<u8").reshape(3, rows)
-    return _Block(owners, tags, places)
+    heads, tags, places = np.frombuffer(data, dtype="<u8").reshape(3, rows)
+    return _Block(heads, tags, places)
 
 
 def _checksum(data: bytes) -> int:
@@ -300,42 +303,42 @@ def _checksum(data: bytes) -> int:
 
 
 def _merged(blocks: Sequence[_Block]) -> _Block:
-    owners, tags, places = (
-        np.concatenate([getattr(block, name) for block in blocks]) for name in ("owners", "tags", "places")
+    heads, tags, places = (
+        np.concatenate([getattr(block, name) for block in blocks]) for name in ("heads", "tags", "places")
     )
-    order = np.argsort(owners, kind="stable")  # finds the blocks' own order again, which is quick
-    return _Block(owners[order], tags[order], places[order])
+    order = np.argsort(heads, kind="stable")  # finds the blocks' own order again, which is quick
+    return _Block(heads[order], tags[order], places[order])
 
 
 def _matches(block: _Block, asked: Prints) -> list[tuple[int, int]]:
-    """(number among `asked`, which are sorted by owner; place) of those that the block has."""
+    """(number among `asked`, which are sorted by head; place) of those that the block has."""
     found: list[tuple[int, int]] = []
-    if len(block.owners) < len(asked.owners):  # the fewer are looked up among the more
-        at = np.searchsorted(asked.owners, block.owners)
-        rows = np.arange(len(block.owners))
-        for number, row in _equal(asked.owners, asked.tags, at, block.owners, block.tags, rows):
+    if len(block.heads) < len(asked.heads):  # the fewer are looked up among the more
+        at = np.searchsorted(asked.heads, block.heads)
+        rows = np.arange(len(block.heads))
+        for number, row in _equal(asked.heads, asked.tags, at, block.heads, block.tags, rows):
             found.append((number, int(block.places[row])))
         return found
-    at = np.searchsorted(block.owners, asked.owners)
-    numbers = np.arange(len(asked.owners))
-    for row, number in _equal(block.owners, block.tags, at, asked.owners, asked.tags, numbers):
+    at = np.searchsorted(block.heads, asked.heads)
+    numbers = np.arange(len(asked.heads))
+    for row, number in _equal(block.heads, block.tags, at, asked.heads, asked.tags, numbers):
         found.append((number, int(block.places[row])))
     return found
 
 
 def _equal(
-    owners: Hashes,
+    heads: Hashes,
     tags: Hashes,
     at: npt.NDArray[np.int64],
     wanted: Hashes,
     wanted_tags: Hashes,
     rows: npt.NDArray[np.int64],
 ) -> list[tuple[int, int]]:
-    """(place in `owners`, row) where both hashes are equal; keys of one owner are neighbours from `at` on."""
+    """(place in `heads`, row) where both hashes are equal; equal heads are neighbours from `at` on."""
     found: list[tuple[int, int]] = []
     while len(rows):
-        here = at < len(owners)
-        here[here] = owners[at[here]] == wanted[rows[here]]
+        here = at < len(heads)
+        here[here] = heads[at[here]] == wanted[rows[here]]
         at, rows = at[here], rows[here]
         same = tags[at] == wanted_tags[rows]
         found += zip(at[same].tolist(), rows[same].tolist(), strict=True)

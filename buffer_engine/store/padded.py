@@ -7,8 +7,10 @@ stored row may hold), never 0. Places behind a row's end hold the column's paddi
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +25,6 @@ from buffer_engine.store.reading import Frame, SegmentReader
 
 TOKEN_COLUMNS = (ROLLOUTS.length_of, *ROLLOUTS.per_token)
 """Columns of `rollouts` with one element per token, which can be asked for."""
-
-_REMEMBERED_FRAMES = 4096
 
 Place = tuple[int, int]
 Values = npt.NDArray[Any]
@@ -122,7 +122,7 @@ class TokenReader:
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader
-        self._views: dict[int, tuple[pa.RecordBatch, dict[str, _View]]] = {}
+        self._views: dict[int, tuple[weakref.ref[pa.RecordBatch], dict[str, _View]]] = {}
 
     def padded(
         self,
@@ -183,15 +183,22 @@ class TokenReader:
         return [(views[frame_id], row) for frame_id, row in places]
 
     def _frame(self, frame: Frame) -> dict[str, _View]:
+        if frame.format == "parquet":  # decoded anew when it is wanted again, so that nothing of it is held here
+            columns = self._reader.arrays(frame, TOKEN_COLUMNS)
+            return {name: _view(column) for name, column in zip(TOKEN_COLUMNS, columns, strict=True)}
         batch = self._reader.batch(frame)
         known = self._views.get(frame.frame_id)
-        if known is not None and known[0] is batch:  # a frame that was read again, from elsewhere, has other buffers
+        if known is not None and known[0]() is batch:
             return known[1]
         views = {name: _view(batch.column(name)) for name in TOKEN_COLUMNS}
-        while len(self._views) >= _REMEMBERED_FRAMES:
-            self._views.pop(next(iter(self._views)), None)
-        self._views[frame.frame_id] = (batch, views)
+        # gone with the batch: the reader lets go of it together with the map of its file
+        self._views[frame.frame_id] = (weakref.ref(batch, partial(self._forget, frame.frame_id)), views)
         return views
+
+    def _forget(self, frame_id: int, batch: weakref.ref[pa.RecordBatch]) -> None:
+        known = self._views.get(frame_id)
+        if known is not None and known[0] is batch:
+            self._views.pop(frame_id, None)
 
 
 def _lengths(chosen: Sequence[Chosen]) -> list[int]:
@@ -273,7 +280,10 @@ _LAYOUT = {name: _layout(name) for name in TOKEN_COLUMNS}
 
 
 def _view(column: pa.Array) -> _View:
-    elements, offsets = column.values, offsets_of(column)
+    bounds = offsets_of(column)
+    first, end = int(bounds[0]), int(bounds[-1])
+    # a frame of a Parquet file is a slice of many rows; what lies outside it costs nothing here
+    elements, offsets = column.values.slice(first, end - first), bounds - first
     absent = frozenset[int]()
     if column.null_count:
         absent = frozenset(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist())
@@ -287,11 +297,10 @@ def _view(column: pa.Array) -> _View:
 
 
 def _runs(bits: Bytes, offsets: Int32s) -> _Runs:
-    first, end = int(offsets[0]), int(offsets[-1])
-    begins = np.empty(end - first, dtype=np.bool_)
-    np.not_equal(bits[first + 1 : end], bits[first : end - 1], out=begins[1:])
+    begins = np.empty(len(bits), dtype=np.bool_)
+    np.not_equal(bits[1:], bits[:-1], out=begins[1:])
     rows = offsets[:-1]
-    begins[rows[rows < end] - first] = True
-    starts = (np.flatnonzero(begins) + first).astype(np.int32)
+    begins[rows[rows < len(bits)]] = True
+    starts = np.flatnonzero(begins).astype(np.int32)
     of_row = np.searchsorted(starts, offsets).astype(np.int32)
-    return _Runs(of_row.data, np.append(starts, np.int32(end)).data, bits[starts].data)
+    return _Runs(of_row.data, np.append(starts, np.int32(len(bits))).data, bits[starts].data)

@@ -77,7 +77,7 @@ class Gate:
         # counts no further than the bound, whatever the size of the store
         (found,) = self._catalog.read().execute(
             f"SELECT count(*) FROM (SELECT 1 FROM index_rollouts WHERE run_id = ? AND partition = 'train' "
-            f"AND {_WAITING} LIMIT ?)",
+            f"AND {_WAITING} LIMIT ?) AS waiting",
             (run_id, self._limit.rows),
         ).fetchone()  # fmt: skip
         return found >= self._limit.rows

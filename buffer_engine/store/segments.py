@@ -30,6 +30,10 @@ SEGMENT_BYTES = 256 << 20
 _AHEAD_HEAVY = 4 << 20
 _AHEAD_NARROW = 256 << 10
 _AHEAD_MOST = 32 << 20
+_PIECE = 256 << 10
+"""Bytes a write call; given many MiB at once the kernel looks for contiguous memory, which can outlast the copy."""
+_EAGER = 4 << 20
+"""Bytes after which the disk is asked to begin with what is there of a long frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ def frame_checksum(data: memoryview) -> int:
 class _Segment:
     """One open segment file of this process."""
 
-    def __init__(self, path: Path, segment_id: int, table: str) -> None:
+    def __init__(self, path: Path, segment_id: int, table: str, *, eager: bool) -> None:
+        """`eager`: a sync will follow, so the disk may begin while a long frame is still being written."""
+        self._eager = eager
         self.path = path
         self.segment_id = segment_id
         self.offset = 0
@@ -71,9 +77,12 @@ class _Segment:
             ahead = min(max(self._ahead, end), _AHEAD_MOST)
             os.posix_fallocate(self.fd, self._allocated, end + ahead - self._allocated)
             self._allocated = end + ahead
-        written = 0
+        written = begun = 0
         while written < len(data):
-            written += os.pwrite(self.fd, data[written:], start + written)
+            written += os.pwrite(self.fd, data[written : written + _PIECE], start + written)
+            if self._eager and written - begun >= _EAGER:
+                start_writeback(self.fd, start + begun, written - begun)
+                begun = written
         self.offset = end
         return start
 
@@ -115,7 +124,7 @@ class SegmentWriter:
         with explained(path, "begin a segment"):
             made = not path.parent.exists()
             path.parent.mkdir(parents=True, exist_ok=True)
-            segment = _Segment(path, segment_id, table)
+            segment = _Segment(path, segment_id, table, eager=self._power)
             self._open[table] = segment
             try:
                 segment.write(head)

@@ -119,8 +119,8 @@ class Verifier:
 def _indexed(spec: TableSpec, batch: pa.RecordBatch) -> list[Indexed]:
     """What the catalog should have for the rows of a frame."""
     if spec.name in keyblocks.BLOCKED:
-        owners, tags = keyblocks.fingerprints(keyblocks.key_columns(spec, batch))
-        return [(row, key, b"") for row, key in enumerate(zip(owners.tolist(), tags.tolist(), strict=True))]
+        heads, tags = keyblocks.fingerprints(keyblocks.key_columns(spec, batch))
+        return [(row, key, b"") for row, key in enumerate(zip(heads.tolist(), tags.tolist(), strict=True))]
     keys, contents = index.keys_of(spec, batch), row_hashes(spec, batch)
     return list(zip(range(batch.num_rows), keys, contents, strict=True))
 

@@ -32,7 +32,7 @@ def store(path: Path) -> Iterator[LocalStore]:
 
 def train(store: LocalStore, step: int) -> None:
     """Reserve, prepare and commit two rows."""
-    held = store.reserve(ReadPolicy(rows=2), run_id="run", batch_id=f"b{step}", model_version=0)
+    held = store.reserve(ReadPolicy.model_validate({"rows": 2}), run_id="run", batch_id=f"b{step}", model_version=0)
     assert held is not None
     batch, rows = manifest(held.batch_id, step, held.experience_ids)
     store.prepare_batch(held, step=step, batch=batch, rows=rows)
@@ -43,7 +43,9 @@ def test_an_append_over_the_bound_is_refused_with_the_counts(store: LocalStore) 
     store.append("rollouts", rollouts(range(6)))  # begins with nothing waiting, so it is stored whole
     store.append("decisions", decisions([0, 1]))
     store.append("decisions", decisions([2], "hold"))
-    assert store.reserve(ReadPolicy(rows=2), run_id="run", batch_id="b1", model_version=0) is not None
+    assert (
+        store.reserve(ReadPolicy.model_validate({"rows": 2}), run_id="run", batch_id="b1", model_version=0) is not None
+    )
     said = "6 rollouts of run 'run' wait to be trained (3 new, 1 held, 0 kept, 2 reserved), the bound is 4"
     with pytest.raises(StoreFullError, match=re.escape(said)):
         store.append("rollouts", rollouts([6, 7]))
@@ -118,7 +120,9 @@ def test_writer_processes_wait_for_a_consumer_and_nothing_is_lost(path: Path) ->
                 store.append("decisions", decisions([int(one[1:]) for one in state]))
             waiting = store.rollout_state().to_pylist()
             most = max(most, sum(1 for row in waiting if row["uses"] == 0))
-            if waiting and store.reserve(ReadPolicy(rows=2), run_id="run", batch_id="look", model_version=0):
+            if waiting and store.reserve(
+                ReadPolicy.model_validate({"rows": 2}), run_id="run", batch_id="look", model_version=0
+            ):
                 store.release("look")
                 steps += 1
                 train(store, steps)

@@ -37,7 +37,9 @@ def test_the_log_is_folded_in_while_the_store_is_open_and_commits_do_not_do_it(t
     assert "store checkpoints" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_commit_folds_in_a_log_that_became_too_long_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_folds_in_a_log_that_became_too_long_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpointing.Checkpointer, "committed", lambda self, writer: None)
     monkeypatch.setattr(catalog_module, "BACKSTOP_PAGES", 50)
     with open_store(tmp_path / "store", durability="process") as store:

@@ -167,3 +167,33 @@ def test_an_unknown_row_and_a_column_without_tokens_are_named(store: LocalStore)
         store.padded(["x0", "x9"])
     with pytest.raises(SchemaError, match="'messages' is no column with one element per token"):
         store.padded(["x0"], ["messages"])
+
+
+def test_rows_moved_into_parquet_read_the_same_and_hold_no_removed_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with open_store(path, durability="process") as writer:  # once it is closed, its file may be removed
+        for first in range(0, 40, 5):
+            made = [
+                with_tokens(
+                    n, [(n, n % 2 == 0, None if k < n % 4 else -0.5 * k) for k in range(n % 7)], sampled=n % 5 != 0
+                )
+                for n in range(first, first + 5)
+            ]
+            writer.append("rollouts", table("rollouts", made))
+    ids = [f"x{n}" for n in (*range(39, -1, -3), *range(40))]
+    with open_store(path, durability="process") as store:
+        before, packed = store.padded(ids), store.packed(ids)
+        assert _mapped(path, ".arrows") == 1
+        assert store.compact(everything=True, grace_seconds=0).removed == 1
+        for _ in range(2):
+            after, packed_after = store.padded(ids), store.packed(ids)
+            for name in before.columns:
+                np.testing.assert_array_equal(after.columns[name], before.columns[name])
+                np.testing.assert_array_equal(packed_after.columns[name], packed.columns[name])
+        assert _mapped(path, ".arrows") == 0  # else the disk would keep the room of a file that is gone
+
+
+def _mapped(path: Path, suffix: str) -> int:
+    """Files of the store with this suffix, removed ones included, that the process has mapped."""
+    lines = [line.removesuffix(" (deleted)") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return len({line.split()[-1] for line in lines if str(path) in line and line.endswith(suffix)})
