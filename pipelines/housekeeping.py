@@ -130,7 +130,7 @@ class Housekeeper:
         """
         if self._compact is not None:
             self._settle()
-            self._turn(self._last)
+            self._turn(self._last, last=True)
             self._settle()
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class Housekeeper:
         if failure is not None:
             raise failure
 
-    def _turn(self, step: int) -> None:
+    def _turn(self, step: int, *, last: bool = False) -> None:
         assert self._compact is not None
         try:
             replays = replayed_after(self._store, self._folder) if self._retain else {}
@@ -162,7 +162,9 @@ class Housekeeper:
                 rule = section.rule(self._run_id, step)
                 if rule is not None:
                     self._note_erasure(step, self._erase(rule, section.reason, replays), rule)
-            done = self._store.compact(grace_seconds=self._compact.grace_seconds, max_uses=self._max_uses)
+            done = self._store.compact(
+                grace_seconds=self._compact.grace_seconds, max_uses=self._max_uses, leave_files=last
+            )
             self._note_compaction(step, done)
         except StoreBusyError as busy:  # a person compacts by hand: the next turn does what is left
             self._store.append("events", event_row(self._run_id, step, "housekeeping_left_out", 1, str(busy)))

@@ -375,6 +375,7 @@ class ExperienceStore(Protocol):
         grace_seconds: float = 600.0,
         tables: Sequence[str] | None = None,
         max_uses: int = 1,
+        leave_files: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Compaction:
         """Move cold rows into Parquet files and remove old files; see `LocalStore.compact`."""

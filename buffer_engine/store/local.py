@@ -286,6 +286,7 @@ class LocalStore:
         grace_seconds: float = GRACE_SECONDS,
         tables: Sequence[str] | None = None,
         max_uses: int = 1,
+        leave_files: bool = False,
         progress: Progress | None = None,
     ) -> Compaction:
         """Move cold frames into Parquet files; readers and writers go on meanwhile.
@@ -295,12 +296,16 @@ class LocalStore:
             grace_seconds: files that no frame refers to any more are removed this long after that was found.
             tables: only these; None: all.
             max_uses: a kept rollout trained fewer times than this is not cold.
+            leave_files: end the files that this process appends to, which could not go otherwise.
             progress: told frames done and frames to do, after each file.
 
         Raises:
             StoreBusyError: another process compacts or erases.
             StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
         """
+        if leave_files:
+            with self._catalog.lock:
+                self._writer.close()
         done = Compactor(self._layout, self._catalog, self._files).compact(
             everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
         )

@@ -131,6 +131,9 @@ def test_a_turn_comes_every_so_many_steps_and_at_the_end(store: LocalStore) -> N
     events = store.table("events")
     steps = events.filter(pc.equal(events.column("kind"), "compacted")).column("step").to_pylist()
     assert steps == [3, 5]
+    # the last turn leaves the files that the run appended to, so that they can go
+    assert store.info().retired_bytes == 0
+    assert not list((store.path / "segments/rollouts").glob("*.arrows"))
     store.close()
 
 
