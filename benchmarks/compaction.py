@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120, help="steps with and without housekeeping")
     parser.add_argument("--every", type=int, default=10, help="steps between two turns of housekeeping")
     given = parser.parse_args()
-    sizes_and_reads(realistic(range(given.rows)))
+    for share in (1 / 3, 1 / 10):
+        print(f"prompts are {share:.0%} of the tokens")
+        sizes_and_reads(realistic(range(given.rows), prompt_share=share))
     rows = realistic(range(64 * given.steps // 8), seed=1)
     for name, every in (("without", None), (f"every {given.every} steps", given.every), ("without", None)):
         steps_with(rows, given.steps, name, every)
