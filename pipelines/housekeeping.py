@@ -17,9 +17,9 @@ from pydantic_core import PydanticCustomError
 
 from buffer_engine.config import ComponentConfig
 from buffer_engine.errors import StoreBusyError
-from buffer_engine.store.base import ExperienceStore
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction
 from buffer_engine.store.erase import EraseRule, Erasure
+from buffer_engine.store.upkeep import KeptStore
 from pipelines.retention import AGE, parse_age, replayed_after
 from pipelines.rows import event_row
 
@@ -85,7 +85,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        store: ExperienceStore,
+        store: KeptStore,
         folder: Path,
         run_id: str,
         *,
