@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from buffer_engine.errors import ConfigError, TasksetError
 from buffer_engine.store import open_store
 from buffer_engine.store.base import ExperienceStore
+from buffer_engine.store.upkeep import KeptStore
 from buffer_engine.weights import MemoryWeightChannel
 from explorers.base import Engine, Explorer, Task
 from explorers.models.base import ModelConfig
@@ -54,7 +55,7 @@ class Assembly:
         self.store.close()
 
 
-def open_run_store(spec: Spec) -> ExperienceStore:
+def open_run_store(spec: Spec) -> KeptStore:
     """The specification's store, made if it is not there."""
     return open_store(
         Path(reveal(spec.store).path), durability=spec.store.durability, back_pressure=spec.store.back_pressure

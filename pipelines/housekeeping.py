@@ -6,8 +6,8 @@ that should start it again and it has not ended, that turn is left out: the next
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,9 +17,9 @@ from pydantic_core import PydanticCustomError
 
 from buffer_engine.config import ComponentConfig
 from buffer_engine.errors import StoreBusyError
-from buffer_engine.store.base import ExperienceStore
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction
 from buffer_engine.store.erase import EraseRule, Erasure
+from buffer_engine.store.upkeep import KeptStore
 from pipelines.retention import AGE, parse_age, replayed_after
 from pipelines.rows import event_row
 
@@ -85,7 +85,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        store: ExperienceStore,
+        store: KeptStore,
         folder: Path,
         run_id: str,
         *,
@@ -104,8 +104,9 @@ class Housekeeper:
         self._compact = compact
         self._retain = retain
         self._max_uses = max_uses
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        # one thread for all turns: each thread that reads the store holds a connection to its catalog
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="housekeeping")
+        self._running: Future[None] | None = None
         self._last = 0
 
     def after_step(self, step: int) -> None:
@@ -115,12 +116,11 @@ class Housekeeper:
             BufferEngineError: the last turn failed; nothing is lost by it.
         """
         self._last = step
-        if self._compact is None or (self._thread is not None and self._thread.is_alive()):
+        if self._compact is None or (self._running is not None and not self._running.done()):
             return
         self._settle()
         if step % self._compact.every_steps == 0:
-            self._thread = threading.Thread(target=self._turn, args=(step,), name="housekeeping")
-            self._thread.start()
+            self._running = self._pool.submit(self._turn, step)
 
     def finish(self) -> None:
         """A last turn, after which nothing runs any more.
@@ -130,8 +130,7 @@ class Housekeeper:
         """
         if self._compact is not None:
             self._settle()
-            self._turn(self._last)
-            self._settle()
+            self._turn(self._last, last=True)
 
     def __enter__(self) -> Self:
         return self
@@ -140,21 +139,19 @@ class Housekeeper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Wait for what runs; after a run that went well, do a last turn."""
-        if kind is None:
-            self.finish()
-        elif self._thread is not None:
-            self._thread.join()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            self._pool.shutdown()
 
     def _settle(self) -> None:
         """Wait for the turn that runs, and raise what it failed with."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
 
-    def _turn(self, step: int) -> None:
+    def _turn(self, step: int, *, last: bool = False) -> None:
         assert self._compact is not None
         try:
             replays = replayed_after(self._store, self._folder) if self._retain else {}
@@ -162,12 +159,12 @@ class Housekeeper:
                 rule = section.rule(self._run_id, step)
                 if rule is not None:
                     self._note_erasure(step, self._erase(rule, section.reason, replays), rule)
-            done = self._store.compact(grace_seconds=self._compact.grace_seconds, max_uses=self._max_uses)
+            done = self._store.compact(
+                grace_seconds=self._compact.grace_seconds, max_uses=self._max_uses, leave_files=last
+            )
             self._note_compaction(step, done)
         except StoreBusyError as busy:  # a person compacts by hand: the next turn does what is left
             self._store.append("events", event_row(self._run_id, step, "housekeeping_left_out", 1, str(busy)))
-        except BaseException as failure:  # noqa: BLE001 - raised again by the loop's thread
-            self._failure = failure
 
     def _erase(self, rule: EraseRule, reason: str, replays: Mapping[str, int]) -> Erasure:
         assert self._compact is not None

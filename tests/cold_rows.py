@@ -25,8 +25,8 @@ _SHARES = np.array([
 ])  # fmt: skip
 
 
-def realistic(numbers: range, *, tokens: int = 1000, seed: int = 0) -> pa.Table:
-    """Rollouts of about `tokens` tokens, two thirds of them sampled."""
+def realistic(numbers: range, *, tokens: int = 1000, prompt_share: float = 1 / 3, seed: int = 0) -> pa.Table:
+    """Rollouts of about `tokens` tokens, this share of them the prompt and the others sampled."""
     random = np.random.default_rng(seed)
     letters = random.choice(_LETTERS, p=_SHARES / _SHARES.sum(), size=(VOCABULARY, 8))
     lengths = random.integers(2, 9, size=VOCABULARY)
@@ -37,7 +37,7 @@ def realistic(numbers: range, *, tokens: int = 1000, seed: int = 0) -> pa.Table:
     for number in numbers:
         count = int(random.integers(tokens * 6 // 10, tokens * 14 // 10))
         ids = shuffled[random.choice(VOCABULARY, p=ranks / ranks.sum(), size=count)].tolist()
-        prompt = count // 3
+        prompt = int(count * prompt_share)
         logprobs = (-random.exponential(0.6, count)).astype(np.float32).tolist()
         said = [" ".join(words[one] for one in part) for part in (ids[:prompt], ids[prompt:])]
         messages = [

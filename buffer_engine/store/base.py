@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from buffer_engine.config import ComponentConfig
-
-if TYPE_CHECKING:
-    from buffer_engine.store.compact import Compaction
-    from buffer_engine.store.erase import Erasure
-    from buffer_engine.store.erase_rule import EraseRule
 
 Partition = Literal["train", "eval"]
 Durability = Literal["process", "power"]
@@ -455,34 +450,6 @@ class ExperienceStore(Protocol):
 
     def release(self, batch_id: str) -> None:
         """Free a batch that was not committed; its rows can be reserved again."""
-        ...
-
-    def compact(
-        self,
-        *,
-        everything: bool = False,
-        grace_seconds: float = 600.0,
-        tables: Sequence[str] | None = None,
-        max_uses: int = 1,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Compaction:
-        """Move cold rows into Parquet files and remove old files; see `LocalStore.compact`."""
-        ...
-
-    def erase(
-        self,
-        rule: EraseRule,
-        *,
-        reason: str,
-        author: str,
-        dry_run: bool = False,
-        force: bool = False,
-        max_uses: int = 1,
-        replays: Mapping[str, int] | None = None,
-        grace_seconds: float = 600.0,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Erasure:
-        """Take the payload of the rows of a rule away, with a record of it; see `LocalStore.erase`."""
         ...
 
     def batches(self, run_id: str) -> list[BatchRecord]:

@@ -366,9 +366,13 @@ class LocalStore:
         grace_seconds: float = GRACE_SECONDS,
         tables: Sequence[str] | None = None,
         max_uses: int = 1,
+        leave_files: bool = False,
         progress: Progress | None = None,
     ) -> Compaction:
         """See `Compactor.compact`."""
+        if leave_files:
+            with self._catalog.lock:
+                self._writer.close()
         done = Compactor(self._layout, self._catalog, self._files).compact(
             everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
         )

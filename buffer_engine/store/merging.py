@@ -2,12 +2,13 @@
 
 Cold is what training will not ask for soon: of the rollouts, frames in which no row waits (rejected, failed, trained
 often enough, evaluation); of the other tables, all frames but the newest. What stays is read from mapped Arrow streams
-without decoding anything. Small files of earlier compactions join when they are not much larger than what is new, so
+without decoding anything. Small files of earlier compactions join when there are several of about the same size, so
 that a table has few files and a row is rewritten few times.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ NEWEST_FRAMES = 64
 """Frames of a table other than rollouts that stay as they were appended, where not everything is asked for."""
 FEWEST_FRAMES = 64
 FEWEST_BYTES = 4 << 20
-"""A new file is worth making for this many frames or bytes, and no file of fewer bytes is left beside it."""
-_GROWTH = 4
-"""A file joins what is new when it is at most this many times as large."""
+"""A new file is worth making for this many frames or bytes."""
+_FAN = 4
+"""So many files of about the same size become one, so that a row is rewritten a few times only."""
+_LEAST_BYTES = 256 << 10
 _PACKED = 2
 """Arrow bytes that a byte of Parquet is taken for."""
 
@@ -64,7 +66,7 @@ def plan(
     units = _units(frames, left_out, _sizes(connection, table))
     files: list[list[Frame]] = []
     for stretch in [units] if table in UNORDERED else _stretches(units):
-        chosen = _any(stretch) if table in UNORDERED else _neighbours(stretch)
+        chosen = (_any if table in UNORDERED else _neighbours)(stretch, 1 if everything else _FAN - 1)
         fresh = [unit for unit in chosen if unit.kind == "new"]
         if fresh and (everything or len(fresh) >= FEWEST_FRAMES or sum(unit.bytes for unit in fresh) >= FEWEST_BYTES):
             merged = sorted((frame for unit in chosen for frame in unit.frames), key=lambda frame: frame.frame_id)
@@ -122,28 +124,38 @@ def _stretches(units: Iterable[_Unit]) -> Iterator[list[_Unit]]:
     yield stretch
 
 
-def _any(units: Sequence[_Unit]) -> list[_Unit]:
+def _any(units: Sequence[_Unit], fewest: int) -> list[_Unit]:
     chosen = [unit for unit in units if unit.kind == "new"]
-    weight = sum(unit.bytes for unit in chosen)
-    for unit in sorted((unit for unit in units if unit.kind == "small"), key=lambda unit: unit.bytes):
-        if unit.bytes > max(_GROWTH * weight, FEWEST_BYTES):
-            break
-        chosen.append(unit)
-        weight += unit.bytes
-    return chosen
+    small = sorted((unit for unit in units if unit.kind == "small"), key=lambda unit: unit.bytes)
+    return [*chosen, *_joining(small, sum(unit.bytes for unit in chosen), fewest)]
 
 
-def _neighbours(stretch: Sequence[_Unit]) -> list[_Unit]:
-    """From the first new frame to the last, and backwards while the file before is not much larger than that."""
+def _neighbours(stretch: Sequence[_Unit], fewest: int) -> list[_Unit]:
+    """From the first new frame to the last, with the files before that join them."""
     places = [at for at, unit in enumerate(stretch) if unit.kind == "new"]
     if not places:
         return []
-    first, last = places[0], places[-1]
-    weight = sum(unit.bytes for unit in stretch[first : last + 1])
-    while first > 0 and stretch[first - 1].bytes <= max(_GROWTH * weight, FEWEST_BYTES):
-        first -= 1
-        weight += stretch[first].bytes
-    return list(stretch[first : last + 1])
+    new = stretch[places[0] : places[-1] + 1]
+    before = stretch[: places[0]][::-1]
+    return [*_joining(before, sum(unit.bytes for unit in new), fewest), *new]
+
+
+def _joining(files: Sequence[_Unit], weight: int, fewest: int) -> list[_Unit]:
+    """The first of these files, as far as `fewest` at a time are no larger, by level, than what they join."""
+    joined = 0
+    while True:
+        level = _level(weight)
+        end = joined
+        while end < len(files) and _level(files[end].bytes) <= level:
+            end += 1
+        if end - joined < fewest:
+            return list(files[:joined])
+        weight += sum(unit.bytes for unit in files[joined:end])
+        joined = end
+
+
+def _level(size: int) -> int:
+    return max(0, int(math.log(max(size, 1) / _LEAST_BYTES, _FAN)))
 
 
 def cut(frames: Sequence[Frame], weight: dict[int, int]) -> Iterator[list[Frame]]:

@@ -62,11 +62,11 @@ class SegmentReader:
         Raises:
             CorruptSegmentError: the file is gone or shorter than the frame, or the bytes have changed.
         """
-        schema = schema_of(TABLES[frame.table], columns)
         if frame.format == "arrows":
             with suppress(FileNotFoundError):
                 whole = self._hot(frame)
-                return whole if columns is None else whole.select(schema.names)
+                return whole if columns is None else whole.select(list(columns))
+        schema = schema_of(TABLES[frame.table], columns)
         arrays = self.arrays(frame, schema.names)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

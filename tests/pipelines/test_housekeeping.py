@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
+from concurrent.futures import wait
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -126,11 +127,14 @@ def test_a_turn_comes_every_so_many_steps_and_at_the_end(store: LocalStore) -> N
         for step in range(1, 6):
             keeper.after_step(step)
             store.append("rollouts", rollouts([100 + step], partition="eval"))
-            if keeper._thread is not None:
-                keeper._thread.join()
+            if keeper._running is not None:
+                wait([keeper._running])
     events = store.table("events")
     steps = events.filter(pc.equal(events.column("kind"), "compacted")).column("step").to_pylist()
     assert steps == [3, 5]
+    # the last turn leaves the files that the run appended to, so that they can go
+    assert store.info().retired_bytes == 0
+    assert not list((store.path / "segments/rollouts").glob("*.arrows"))
     store.close()
 
 
@@ -146,8 +150,8 @@ def test_a_turn_that_fails_stops_the_run_with_its_error(store: LocalStore) -> No
     (store.path / "making").write_text("in the way")
     keeper = housekeeper(store)
     keeper.after_step(1)
-    assert keeper._thread is not None
-    keeper._thread.join()
+    assert keeper._running is not None
+    wait([keeper._running])
     with pytest.raises(StoreError, match="lock the store for compaction"):
         keeper.after_step(2)
     store.close()

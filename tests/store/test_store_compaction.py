@@ -477,14 +477,25 @@ def test_a_damaged_frame_stays_where_it_is_and_the_others_are_compacted(folder: 
         assert [finding.kind for finding in store.verify()] == ["checksum"]
 
 
-def test_small_files_are_merged_so_that_a_table_has_few(tmp_path: Path) -> None:
+def test_small_files_are_merged_so_that_a_table_has_few_and_rows_move_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buffer_engine.store.merging.FEWEST_FRAMES", 1)
     with open_store(tmp_path / "store", durability="process") as store:
-        for number in range(40):
-            store.append("rollouts", rollouts(range(4 * number, 4 * number + 4)))
-            store.compact(everything=True, grace_seconds=0)
-        assert len(store.cold_files("rollouts").files) <= 6
-        assert len(on_disk(tmp_path / "store", ".parquet")) <= 6
-        assert store.table("rollouts") == rollouts(range(160))
+        moved = 0
+        for number in range(48):
+            store.append("rollouts", rollouts(range(4 * number, 4 * number + 4), partition="eval"))
+            moved += store.compact(grace_seconds=0, tables=["rollouts"]).rows
+        # three files, and what comes fourth takes them in: each of the 192 rows moved up to (1 + 48 / 3) / 2 times
+        assert len(store.cold_files("rollouts").files) <= 3
+        assert len(on_disk(tmp_path / "store", ".parquet")) <= 3
+        assert moved < 192 * 9
+        assert store.table("rollouts").num_rows == 192
+        assert store.verify() == []
+        store.compact(everything=True, grace_seconds=0)
+        store.append("rollouts", rollouts(range(900, 904), partition="eval"))
+        store.compact(everything=True, grace_seconds=0)
+        assert len(store.cold_files("rollouts").files) == 1
 
 
 def test_a_frame_larger_than_a_row_group_is_read_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

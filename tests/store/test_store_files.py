@@ -35,17 +35,19 @@ def test_a_segment_is_an_arrow_stream_that_pyarrow_and_polars_open(tmp_path: Pat
         assert pl.read_ipc_stream(path)["experience_id"].to_list() == [f"x{number}" for number in range(6)]
 
 
-def test_the_catalog_and_twelve_lines_find_every_acknowledged_row(tmp_path: Path) -> None:
+def test_the_catalog_and_a_few_lines_find_every_acknowledged_row(tmp_path: Path) -> None:
     with open_store(tmp_path / "s") as store:
         store.append("rollouts", rollouts([0, 1]))
     with open_store(tmp_path / "s") as store:
         store.append("rollouts", rollouts([2]))
+        store.compact(everything=True)
+        store.append("rollouts", rollouts([3]))
     code = (Path(__file__).parents[2] / "docs" / "store.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, object] = {"folder": str(tmp_path / "s")}
     exec(code, names)
     rows = names["rows"]
     assert isinstance(rows, pa.Table)
-    assert rows.column("experience_id").to_pylist() == ["x0", "x1", "x2"]
+    assert rows.column("experience_id").to_pylist() == ["x0", "x1", "x2", "x3"]
 
 
 def test_every_process_writes_files_of_its_own(tmp_path: Path) -> None:
