@@ -97,6 +97,8 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
         plain_score("x0", name="e") | {"scored_at": "2025-01-02 03:04"},
         plain_score("x0", name="f") | {"author": None},
         plain_score("x0", name="g") | {"value": True},
+        plain_score("x0", name="h", value=10**400),
+        json.dumps(plain_score("x0", name="i", value=77)).replace("77", "1e999"),
         plain_score("x0", name="ok"),
     )
     with open_store(tmp_path / "store") as store:
@@ -104,7 +106,7 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
         with pytest.raises(ExchangeError) as caught:
             take(store, file)
         text = str(caught.value)
-        assert "has 9 bad rows, so nothing of it was stored" in text
+        assert "has 11 bad rows, so nothing of it was stored" in text
         for line, said in (
             (2, "NaN is no number of JSON"),
             (3, "not JSON"),
@@ -115,6 +117,7 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
             (8, "scored_at is '2025-01-02 03:04', which has no time zone"),
             (9, "author is null"),
             (10, "value is True; it must be a number"),
+            (11, "int too large to convert to float"),
         ):
             assert any(f"scores.jsonl:{line}:" in row and said in row for row in text.splitlines()), (line, text)
         assert store.table("scores").num_rows == 0
