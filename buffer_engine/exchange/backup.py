@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ LAYOUT_VERSION = 1
 MANIFEST = "manifest.json"
 _COMMITS = pa.schema([("version", pa.int64()), ("table", pa.string()), ("rows", pa.int64())])
 _SPECS = "specs"
+_FOLDERS = ("tables", "state", MEDIA_FOLDER, _SPECS)
 _ORIGIN = "restored_from.json"
 
 
@@ -133,7 +134,7 @@ def check_backup(source: Path, *, advance: Advance = lambda rows: None) -> dict[
             raise ExchangeError(f"{path}: the file is missing, and {MANIFEST} lists it; copy the export again")
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != entry["sha256"]:
+        if found != entry["sha256"] or (name.startswith(f"{MEDIA_FOLDER}/") and found != path.name):
             raise ExchangeError(
                 f"{path}: the bytes have changed since they were exported (sha256 {found}, {entry['sha256']} in "
                 f"{MANIFEST}); copy the export again"
@@ -231,6 +232,10 @@ def _manifest(source: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or cast("dict[str, Any]", found).get("kind") != KIND:
         raise ExchangeError(f"{path}: not the manifest of an exported store; name the folder that `store export` wrote")
     manifest = cast("dict[str, Any]", found)
+    for name in manifest["files"]:
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or place.parts[0] not in _FOLDERS:
+            raise ExchangeError(f"{path}: lists {name!r}, which no export has; nothing was read")
     if manifest["schema_version"] > SCHEMA_VERSION or manifest["layout_version"] > LAYOUT_VERSION:
         raise StoreVersionError(
             f"{path}: exported from schema version {manifest['schema_version']}, this package reads up to "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
@@ -148,7 +149,9 @@ class JsonLinesSink:
                 self._open()
             assert self._file is not None
             if self._plain and all_finite(part):
-                pl.DataFrame(pl.from_arrow(part)).write_ndjson(self._file)
+                text = BytesIO()  # the file itself says what is wrong with the disk, the library only that something is
+                pl.DataFrame(pl.from_arrow(part)).write_ndjson(text)
+                self._file.write(text.getbuffer())
             else:
                 self._file.write(self._lines(part))
             self._rows += part.num_rows

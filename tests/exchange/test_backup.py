@@ -136,6 +136,16 @@ def test_a_newer_export_and_a_foreign_manifest_are_refused(tmp_path: Path, expor
         restore(exported, tmp_path / "again")
 
 
+@pytest.mark.parametrize("name", ["media/../../../stolen", "/etc/passwd", "catalog.sqlite"])
+def test_a_manifest_cannot_reach_outside(tmp_path: Path, exported: Path, name: str) -> None:
+    told = json.loads((exported / "manifest.json").read_text())
+    told["files"][name] = {"bytes": 0, "sha256": ""}
+    (exported / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(ExchangeError, match="which no export has"):
+        restore(exported, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_tampered_bookkeeping_does_not_become_a_store(tmp_path: Path, exported: Path) -> None:
     path = exported / "state" / "rollout_state.parquet"
     state = pq.read_table(path)

@@ -227,6 +227,31 @@ def test_an_attachment_without_its_bytes_is_a_bad_row(tmp_path: Path) -> None:
         assert receipt.added["rollouts"] == 6
 
 
+def test_a_media_id_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "in").mkdir()
+    row = {"media_id": "../../secret", "media_type": "text/plain", "bytes": 4, "created_at": "2025-01-02T03:04:05Z"}
+    write_lines(tmp_path / "in" / "media.jsonl", row)
+    with open_store(tmp_path / "store") as store:
+        with pytest.raises(ExchangeError, match="not the sha256 of any bytes"):
+            take(store, tmp_path / "in")
+        assert not (tmp_path / "store" / "media").exists()
+
+
+def test_a_dataset_card_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_lines(tmp_path / "metrics.jsonl", {})
+    for data_files, said in (
+        ("../metrics.jsonl", "no such file below"),
+        ("[{split: train}]", "is not a list of config_name"),
+    ):
+        (tmp_path / "in" / "README.md").write_text(
+            f"---\nconfigs:\n- config_name: metrics\n  data_files: {data_files}\n---\n"
+        )
+        with pytest.raises(ExchangeError, match=said):
+            find_files(tmp_path / "in", format="hf", tables=())
+
+
 def test_a_dataset_saved_by_the_hugging_face_library_comes_in(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
     make_store(tmp_path / "store")
