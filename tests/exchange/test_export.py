@@ -21,6 +21,7 @@ from store_rows import WHEN, child_environment, rollouts
 from buffer_engine.errors import ExchangeError, SchemaError, StoreError, UsageError
 from buffer_engine.exchange.export import export
 from buffer_engine.exchange.relations import Extraction, Selection, every_table
+from buffer_engine.exchange.shapes import Shape
 from buffer_engine.inspect import QueryError
 from buffer_engine.schema import ROLLOUTS, TABLES
 from buffer_engine.store.local import open_store
@@ -227,6 +228,14 @@ def test_a_hugging_face_folder_keeps_the_partitions_apart(store_folder: Path, tm
     card = (tmp_path / "out" / "README.md").read_text()
     assert "config_name: rollouts" in card
     assert "data/rollouts/eval-00000.parquet" in card
+
+
+def test_a_query_is_one_split_and_a_shape_has_its_own(store_folder: Path, tmp_path: Path) -> None:
+    query = Selection("mine", "query", query="SELECT 1 AS one, NULL AS partition UNION ALL SELECT 2, 'test'")
+    with open_store(store_folder) as store, Extraction(store) as extraction:
+        export(extraction, tmp_path / "out", [query, Shape("sft", where="true", partition="eval")], format="hf")
+    assert pq.read_table(tmp_path / "out" / "data" / "mine" / "train-00000.parquet").num_rows == 2
+    assert pq.read_table(tmp_path / "out" / "data" / "sft" / "eval-00000.parquet").num_rows == 1
 
 
 def test_a_map_column_is_refused_for_hugging_face(store_folder: Path, tmp_path: Path) -> None:
