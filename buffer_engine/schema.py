@@ -300,7 +300,7 @@ TOKEN_STATS = _table(
         _field(
             "ratios",
             pa.list_(pa.float32()),
-            "probability under those weights over the behaviour policy's; an element is null off the loss",
+            "probability under those weights over the behaviour policy's; an element is null where not computed",
             null="not recorded",
         ),
         _field("entropies", pa.list_(pa.float32()), "entropy (nats) of the next-token choice", null="not recorded"),
@@ -375,3 +375,16 @@ BATCH_STATE = pa.schema(
     ]
 )
 """State of every reservation and batch, kept in the catalog and shown to SQL as `batch_state`."""
+
+QUARANTINE = pa.schema(
+    [
+        _field("frame_id", pa.int64(), "record batch, in the order of commit"),
+        _field("table_name", pa.string(), "table whose rows it holds"),
+        _field("segment", pa.string(), "file below `segments`"),
+        _field("offset", pa.int64(), "where it begins: bytes, or rows in a Parquet file"),
+        _field("rows", pa.int64(), "rows that reads go on without"),
+        _field("found_at", TIMESTAMP, "when the damage was met"),
+        _field("message", pa.string(), "what is wrong with it"),
+    ]
+)
+"""Damaged record batches, kept in the catalog and shown to SQL as `quarantine`."""

@@ -41,9 +41,14 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Numbers of one step: at least loss, grad_norm, learning_rate, trained_tokens, seconds; all finite."""
+    """Numbers of one step: at least loss, grad_norm, learning_rate, trained_tokens, seconds; all finite.
+
+    Attributes:
+        token_stats: what the step saw at every token (`trainers.token_stats.TOKEN_STATS_SCHEMA`); None: not recorded.
+    """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
+    token_stats: pa.Table | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,12 @@ class CheckpointConfig(ComponentConfig):
     keep: int = Field(default=3, gt=0, description="newest checkpoints that stay on the disk")
 
 
+class TokenStatsConfig(ComponentConfig):
+    """When a step's numbers are kept token by token, in table `token_stats`: 13 bytes a token, 17 with entropies."""
+
+    every_steps: int = Field(gt=0, description="optimizer steps from one recorded step to the next")
+
+
 class TorchTrainerConfig(ComponentConfig):
     """Full fine-tuning or LoRA of a Hugging Face causal language model on one device."""
 
@@ -94,6 +100,10 @@ class TorchTrainerConfig(ComponentConfig):
         default=0.2, gt=0, description="most mean |ratio − 1| on the first on-policy step; null: report only"
     )
     entropy: bool = Field(default=False, description="report the policy's entropy on trained tokens")
+    token_stats: TokenStatsConfig | None = Field(
+        default=None,
+        description="record log-probs, ratios, advantages (and with `entropy` entropies) of every token; null: off",
+    )
     read: ReadPolicy = Field(
         default_factory=lambda: ReadPolicy.model_validate({}), description="which rows a batch takes from the store"
     )

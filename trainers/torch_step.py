@@ -13,6 +13,7 @@ from trainers.algorithms.base import Algorithm, Denominators, LossInputs
 from trainers.collate import BatchArrays
 from trainers.losses.policy import log_ratio
 from trainers.packing import PackedBatch
+from trainers.token_stats import TokenRecord
 from trainers.torch_forward import ForwardSettings, token_logprobs
 from trainers.torch_model import TrainableModel
 
@@ -63,8 +64,12 @@ def accumulate(
     recompute_old_logprobs: bool,
     reference: Reference | None,
     batch_id: str,
+    record: TokenRecord | None = None,
 ) -> StepSums:
     """Add the gradient of the batch's loss to the parameters, one micro-batch at a time.
+
+    Args:
+        record: takes the values of every token; None: only sums are kept.
 
     Raises:
         NonFiniteLossError: the loss of a micro-batch is not finite; names the batch and its rows.
@@ -88,6 +93,8 @@ def accumulate(
             sums.algorithm[name] = sums.algorithm.get(name, 0.0) + float(total)
         if entropy is not None:
             sums.entropy = (sums.entropy or 0.0) + float(entropy.sum())
+        if record is not None:
+            record.note(batch, logprobs.detach(), entropy)
         if algorithm.needs.logprobs:
             _compare_with_sampler(sums, arrays, batch, logprobs.detach(), model_version)
     return sums

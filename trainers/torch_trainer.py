@@ -29,6 +29,7 @@ from trainers.collate import BatchArrays, collate
 from trainers.losses.kl import kl_estimate
 from trainers.packing import PackedBatch, check_lengths, pack
 from trainers.registry import ALGORITHMS
+from trainers.token_stats import TokenRecord
 from trainers.torch_checkpoint import load_checkpoint, save_checkpoint, save_weights
 from trainers.torch_config import TorchTrainerConfig
 from trainers.torch_forward import ForwardSettings, check_model, computes_bfloat16, token_logprobs
@@ -98,6 +99,8 @@ class TorchTrainer:
         computed = self._rows_with_gradient(arrays)
         packs = self._pack(arrays, computed)
         rate = learning_rate(self._config.optimizer, self._steps + 1)
+        recorded = self._config.token_stats
+        record = TokenRecord(arrays) if recorded is not None and batch.step % recorded.every_steps == 0 else None
         with self._session(training=True):
             try:
                 sums = accumulate(
@@ -111,6 +114,7 @@ class TorchTrainer:
                     recompute_old_logprobs=self._config.recompute_old_logprobs,
                     reference=self._reference_logprobs if self._loss_uses_reference() else None,
                     batch_id=batch.batch_id,
+                    record=record,
                 )
                 norm = self._optimizer.gradient_norm()
                 if not np.isfinite(norm):
@@ -136,7 +140,8 @@ class TorchTrainer:
                 "computed_rows": float(len(computed)),
                 "skipped_rows": float(len(arrays.weights) - len(computed)),
                 "micro_batches": float(len(packs)),
-            }
+            },
+            token_stats=None if record is None else record.table(),
         )
 
     def log_probs(self, batch: TrainBatch) -> LogProbs:

@@ -1,75 +1,51 @@
 """DuckDB over the tables of a store, all at one version.
 
-Arrow tables are registered, not copied: a query reads the columns and rows it needs out of the mapped files. Payload
-tables go in as Arrow datasets, because DuckDB pushes filters only into those. Every table is also there unadorned in
-schema `raw`; the views beside it add what has to be computed.
+Every table is there unadorned in schema `raw`; the views beside it add what has to be computed. What a query does not
+ask for is not read: see `loading`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from buffer_engine.inspect.library import named_queries, views
-from buffer_engine.inspect.statements import QueryError, require_read
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, TABLES
+from buffer_engine.inspect.loading import LoadedSource
+from buffer_engine.inspect.relations import PAYLOAD, RELATIONS, read_by
+from buffer_engine.inspect.snapshot import resolve_store
+from buffer_engine.inspect.source import Source, StoreSource, TablesSource
+from buffer_engine.inspect.statements import QueryError, reads_payload, require_read, searches_in
 
 if TYPE_CHECKING:
     from buffer_engine.store.base import ExperienceStore
-
-VOCABULARY = pa.schema([pa.field("token_id", pa.int32(), nullable=False), pa.field("text", pa.string())])
-"""Texts of token ids, for `tokens.token_text`."""
-
-RELATIONS: dict[str, pa.Schema] = {
-    **{name: spec.schema for name, spec in TABLES.items()},
-    "rollout_state": ROLLOUT_STATE,
-    "batch_state": BATCH_STATE,
-    "vocabulary": VOCABULARY,
-}
-"""Every relation of schema `raw`."""
-
-HEAVY = ("rollouts", "tasks")
-ORDERED = ("scores", "decisions", "metrics", "events")
-"""Tables that carry `row_order`, their order of commit, where views must know which of two rows came later."""
 
 Parameters = Sequence[object] | Mapping[str, object]
 
 
 class Inspection:
-    """A read-only SQL connection. Not for use from several threads at once.
+    """A read-only SQL connection. Not for use from several threads at once."""
 
-    Attributes:
-        version: catalog version that every view shows; None when made from tables in memory.
-    """
-
-    def __init__(
-        self,
-        load: Callable[[], tuple[Mapping[str, pa.Table], int | None]],
-        *,
-        release: Callable[[], None] | None = None,
-    ) -> None:
-        """Make the views; use `connect` or `connect_store`.
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        """Make the views; use `connect`, `connect_store` or `connect_stores`.
 
         Args:
-            load: gives the tables and the version they belong to; called again by `refresh`.
-            release: called by `close`.
+            sources: what is shown, by the names that tell several apart; closed by `close`.
         """
-        self._load = load
-        self._release = release
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
-        self._connection.execute("SET TimeZone = 'UTC'")
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of the connections that come after, too
         self._connection.execute("SET enable_progress_bar = false")
-        self.version: int | None = None
-        self.refresh()
-        self._define()
+        self._loaded = {
+            name: LoadedSource(self._connection, source, number=number)
+            for number, (name, source) in enumerate(sources.items())
+        }
+        self._light = self._connection.cursor()
+        self._point()
         for setting in (
             "enable_external_access = false",
             "autoinstall_known_extensions = false",
@@ -78,12 +54,17 @@ class Inspection:
         ):
             self._connection.execute(f"SET {setting}")
 
+    @property
+    def version(self) -> int | None:
+        """Catalog version that every view shows; None: tables in memory, or several stores."""
+        versions = [loaded.source.version for loaded in self._loaded.values()]
+        return versions[0] if len(versions) == 1 else None
+
     def refresh(self) -> int | None:
         """Show the newest state; returns the version that is visible now."""
-        tables, version = self._load()
-        self._register(tables)
-        self.version = version
-        return version
+        for loaded in self._loaded.values():
+            loaded.refresh()
+        return self.version
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """Run one reading statement and return all of its rows.
@@ -93,9 +74,8 @@ class Inspection:
         Raises:
             QueryError: the statement is no read, or DuckDB refuses it.
         """
-        with self._reading(sql):
-            relation = self._connection.sql(sql, params=parameters)
-            return relation.to_arrow_table()
+        with self._reading(sql, parameters) as connection:
+            return connection.sql(sql, params=parameters).to_arrow_table()
 
     @contextmanager
     def stream(self, sql: str, *, rows: int = 65_536) -> Generator[pa.RecordBatchReader]:
@@ -106,12 +86,22 @@ class Inspection:
         Raises:
             QueryError: the statement is no read, or DuckDB refuses it.
         """
-        with self._reading(sql):
-            reader = self._connection.sql(sql).to_arrow_reader(rows)
+        with self._reading(sql, None) as connection:
+            reader = connection.sql(sql).to_arrow_reader(rows)
             try:
                 yield reader
             finally:
                 reader.close()
+
+    def search(self, words: str) -> pa.Table:
+        """Messages of rollouts that match, most relevant first, with the reward and fate of their rollout.
+
+        Args:
+            words: they must all occur; `"as written"`, OR, NOT, begin*.
+        Raises:
+            QueryError: the words cannot be understood.
+        """
+        return self.query(search_text(words))
 
     def named(self, name: str) -> pa.Table:
         """Run a named query.
@@ -139,9 +129,10 @@ class Inspection:
 
     def close(self) -> None:
         """Let go of the connection and the mapped tables."""
+        for loaded in self._loaded.values():
+            loaded.close()
+        self._light.close()
         self._connection.close()
-        if self._release is not None:
-            self._release()
 
     def __enter__(self) -> Inspection:
         return self
@@ -151,31 +142,52 @@ class Inspection:
     ) -> None:
         self.close()
 
-    def _register(self, tables: Mapping[str, pa.Table], *, prefix: str = "__") -> None:
-        # All or nothing: a half-replaced set of relations would mix versions.
-        for name, relation in {name: _relation(name, tables.get(name)) for name in RELATIONS}.items():
-            self._connection.register(f"{prefix}{name}", relation)
-
-    def _define(self, *, prefix: str = "__") -> None:
-        """Make schema `raw` and the views of one store in the database that is in use."""
-        self._connection.execute("CREATE SCHEMA raw")
-        for name in RELATIONS:
-            self._connection.execute(f'CREATE VIEW raw."{name}" AS SELECT * FROM temp.main."{prefix}{name}"')
-        for view in views().values():
-            self._connection.execute(f'CREATE VIEW main."{view.name}" AS {view.sql}')
+    def _point(self) -> None:
+        """Let the connections that queries run on see the views: `_light` without payload, `_connection` with it."""
+        [loaded] = self._loaded.values()
+        self._light.execute(f"USE {loaded.light}")
+        self._connection.execute(f"USE {loaded.full}")
 
     @contextmanager
-    def _reading(self, sql: str) -> Generator[None]:
+    def _reading(self, sql: str, parameters: Parameters | None) -> Generator[duckdb.DuckDBPyConnection]:
+        """The connection to run a statement on, in a read-only transaction, with everything there that it reads."""
         names = list(views())
         require_read(self._connection, sql, names)
+        connection = self._prepared(sql, parameters)
         # EXPLAIN ANALYZE runs what it explains; in a read-only transaction that cannot be a write either.
-        self._connection.execute("BEGIN TRANSACTION READ ONLY")
+        connection.execute("BEGIN TRANSACTION READ ONLY")
         try:
-            yield
+            yield connection
         except duckdb.Error as error:
             raise QueryError.from_duckdb(error, names) from error
         finally:
-            self._connection.execute("ROLLBACK")
+            connection.execute("ROLLBACK")
+
+    def _prepared(self, sql: str, parameters: Parameters | None) -> duckdb.DuckDBPyConnection:
+        wanted, searches = self._behind(sql), searches_in(sql)
+        for loaded in self._loaded.values():
+            loaded.take(wanted)
+            loaded.take_hits(searches)
+        if not wanted & PAYLOAD.keys():
+            return self._light
+        if not reads_payload(self._connection, sql, parameters):
+            return self._light
+        for loaded in self._loaded.values():
+            loaded.take_payload(wanted)
+        return self._connection
+
+    def _behind(self, sql: str) -> frozenset[str]:
+        """Relations that the statement may read."""
+        return read_by(sql)
+
+
+def search_text(words: str) -> str:
+    """The query that `Inspection.search` runs."""
+    quoted = words.replace("'", "''")
+    return (
+        f"SELECT relevance, experience_id, position, role, snippet, reward, fate FROM search('{quoted}') "
+        "JOIN experiences USING (experience_id) ORDER BY relevance DESC, sequence, position"
+    )
 
 
 def query_text(name: str) -> str:
@@ -201,7 +213,7 @@ def connect(tables: Mapping[str, pa.Table], *, vocabulary: pa.Table | None = Non
     unknown = sorted(set(given) - set(RELATIONS))
     if unknown:
         raise QueryError(f"unknown table {unknown[0]!r}; known: {', '.join(RELATIONS)}")
-    return Inspection(lambda: (given, None))
+    return Inspection({"": TablesSource(given)})
 
 
 def connect_store(
@@ -215,21 +227,12 @@ def connect_store(
     Raises:
         StoreError: the folder holds no store, or `until` lies in the future.
     """
-    from buffer_engine.inspect.snapshot import read_tables, resolve_store
-
     opened = resolve_store(store)
-    extra = {} if vocabulary is None else {"vocabulary": vocabulary}
-
-    def load() -> tuple[Mapping[str, pa.Table], int | None]:
-        tables, version = read_tables(opened, until=until)
-        return {**tables, **extra}, version
-
     # A store that was handed over stays open for whoever opened it.
-    return Inspection(load, release=None if opened is store else opened.close)
-
-
-def _relation(name: str, table: pa.Table | None) -> pa.Table | ds.Dataset:
-    rows = RELATIONS[name].empty_table() if table is None else table
-    if name in ORDERED:
-        rows = rows.append_column("row_order", pa.array(np.arange(rows.num_rows, dtype=np.int64)))
-    return ds.dataset(rows) if name in HEAVY else rows
+    owned = opened is not store
+    try:
+        return Inspection({"": StoreSource(opened, until=until, vocabulary=vocabulary, owned=owned)})
+    except BaseException:
+        if owned:
+            opened.close()
+        raise

@@ -1,5 +1,7 @@
 """The packaged SQL: views, and queries that have a name.
 
+`derived` holds what several views share and is worked out once per version instead of in every query.
+
 One file each, so that a person can read, copy and change them. The first comment line of a file is its help; the
 comment lines after it (`--   column: meaning`) explain computed columns.
 """
@@ -23,10 +25,11 @@ VIEW_ORDER = (
     "token_stats",
     "media",
     "erasures",
+    "quarantine",
     "scores",
+    "staleness",
     "rewards",
     "reward_components",
-    "staleness",
     "experiences",
     "groups",
     "drops",
@@ -39,6 +42,9 @@ VIEW_ORDER = (
     "runs",
 )
 """Names of the views; each uses only those before it."""
+
+DERIVED_ORDER = ("rewards", "experiences")
+"""Names of what is worked out once per version; each uses only those before it and views that use none of them."""
 
 _COLUMN_NOTE = re.compile(r"^--   (?P<columns>[a-z_]+(?:, [a-z_]+)*): (?P<meaning>.+)$")
 
@@ -87,6 +93,13 @@ def views() -> Mapping[str, SqlText]:
     """All views, in the order in which they can be created."""
     found = _load("views")
     return {name: found[name] for name in VIEW_ORDER}
+
+
+@cache
+def derived() -> Mapping[str, SqlText]:
+    """What views share and is worked out once per version, in the order in which it can be."""
+    found = _load("derived")
+    return {name: found[name] for name in DERIVED_ORDER}
 
 
 @cache

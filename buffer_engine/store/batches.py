@@ -48,7 +48,9 @@ def prepare(appender: Appender, reservation: Reservation, *, step: int, batch: p
     appender.append_all({"batches": batch, "batch_rows": rows}, inside=mark_prepared)
 
 
-def commit(catalog: Catalog, appender: Appender, batch_id: str, *, step: int, model: pa.Table | None) -> None:
+def commit(
+    catalog: Catalog, appender: Appender, batch_id: str, *, step: int, model: pa.Table | None, stats: pa.Table | None
+) -> None:
     """See `ExperienceStore.commit_batch`."""
 
     def count(connection: sqlite3.Connection) -> None:
@@ -64,7 +66,8 @@ def commit(catalog: Catalog, appender: Appender, batch_id: str, *, step: int, mo
         note_batch(connection, current_version(connection), batch_id)
 
     if not _committed(catalog.read(), batch_id, step):
-        appender.append_all({} if model is None else {"models": model}, inside=count)
+        tables = {"models": model, "token_stats": stats}
+        appender.append_all({name: rows for name, rows in tables.items() if rows is not None}, inside=count)
 
 
 def release(catalog: Catalog, batch_id: str) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from buffer_engine.errors import UsageError, did_you_mean
 from buffer_engine.inspect import Inspection, QueryError, named_queries, views
-from buffer_engine.inspect.connect import query_text
+from buffer_engine.inspect.connect import query_text, search_text
 from pipelines.cli.console import logs, print_text, results
 from pipelines.cli.opening import Tokenizer, inspect_store, inspect_stores
 from pipelines.cli.rendering import plain_value, render_result
@@ -35,6 +35,10 @@ def sql(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="run this named query instead")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", help="messages that hold these words instead, best first; as search('…') in a query"),
+    ] = None,
     format_name: Annotated[
         str | None, typer.Option("--format", help="table | csv | json | parquet; default: by --output, else table")
     ] = None,
@@ -51,16 +55,17 @@ def sql(
 ) -> None:
     """Ask SQL of a store. Reads one consistent version and disturbs no writer; nothing can be changed.
 
-    Start with `--list`, `"FROM runs"` or `--name learning_curve`. With several stores every view has a column `store`.
+    Start with `--list`, `"FROM runs"`, `--name learning_curve` or `--search "two words"`. With several stores every
+    view has a column `store`.
     """
     if list_all:
         _print_list()
         return
     if not words:
         raise UsageError('name a store: buffer-engine sql STORE "SELECT …"; --list shows what can be asked')
-    stores, query = _told_apart(words, name)
+    stores, query = _told_apart(words, name or search)
     kind = _chosen_format(format_name, output)
-    text = _chosen_query(query, name)
+    text = _chosen_query(query, name, search)
     if kind == "parquet" and output is None and sys.stdout.isatty():
         raise UsageError("Parquet is not for a terminal: add --output FILE, or send it into a pipe")
     with _inspect(stores, tokenizer=tokenizer, until=until) as inspection:
@@ -75,10 +80,10 @@ def sql(
             _write(inspection, text, kind, output)
 
 
-def _told_apart(words: Sequence[str], name: str | None) -> tuple[list[str], str | None]:
-    """The stores and the query: the last of several words is the query, unless a named one takes its place."""
+def _told_apart(words: Sequence[str], instead: str | None) -> tuple[list[str], str | None]:
+    """The stores and the query: the last of several words is the query, unless something else takes its place."""
     last = words[-1]
-    named = name is not None and last != "-" and not any(letter.isspace() for letter in last)
+    named = instead is not None and last != "-" and not any(letter.isspace() for letter in last)
     if len(words) == 1 or named or _store_at(last)[1].is_dir():
         return list(words), None
     return list(words[:-1]), last
@@ -114,7 +119,13 @@ def _chosen_format(format_name: str | None, output: Path | None) -> Format:
     raise UsageError(f"--format {format_name!r}: {did_you_mean(format_name, known)}")
 
 
-def _chosen_query(query: str | None, name: str | None) -> str:
+def _chosen_query(query: str | None, name: str | None, search: str | None) -> str:
+    if search is not None:
+        if query is not None or name is not None:
+            raise UsageError(
+                "--search stands alone; in a query write FROM search('words') JOIN experiences USING (experience_id)"
+            )
+        return search_text(search)
     if name is not None:
         if query is not None:
             raise UsageError("give either a query or --name, not both")
@@ -136,6 +147,7 @@ def _print_list() -> None:
         results.print(table)
         results.print()
     results.print("Every stored table is also there unadorned in schema raw: FROM raw.scores", markup=False)
+    results.print("Messages by their words: FROM search('gradient OR \"chain rule\"')", markup=False)
 
 
 def _print_table(result: pa.Table, *, output: Path | None, rows: int | None, full: bool) -> None:

@@ -11,6 +11,7 @@ from config_sample import write_sample
 from test_config_problems import found
 
 from buffer_engine.errors import MissingExtraError
+from pipelines.incomplete import SpecificationError
 from pipelines.load import load_spec, resolved_yaml
 from pipelines.plan import check_file
 from pipelines.runs import save_specification
@@ -66,6 +67,17 @@ def test_periods_that_nobody_wrote_are_not_warned_of(tmp_path: Path) -> None:
         ("trainer.checkpoint.every_steps", "3 is more than the 1 step of the run", "write 1 or less"),
         ("loop.evaluate.every_steps", "3 is more than the 1 step of the run", "write 1 or less"),
     ]
+
+
+def test_token_statistics_that_no_step_records_are_warned_of(tmp_path: Path) -> None:
+    added = ("checkpoint: {every_steps: 3}", "checkpoint: {every_steps: 3}\n  token_stats: {every_steps: 7}")
+    [warning] = check_file(write_sample(tmp_path, added)).warnings
+    assert (warning.path, warning.message) == (
+        "trainer.token_stats.every_steps",
+        "7 is more than the 6 steps of the run",
+    )
+    with pytest.raises(SpecificationError, match=r"trainer\.token_stats\.every_steps"):
+        check_file(write_sample(tmp_path, (added[0], added[1].replace("7", "0"))))
 
 
 def test_the_specification_saved_with_a_run_brings_no_warnings_about_its_defaults(tmp_path: Path) -> None:
@@ -160,3 +172,12 @@ def test_an_operator_without_its_package_ends_with_the_install_command(
 
     problems = found(write_sample(tmp_path, change, ("seed: 11", "sede: 11")))
     assert [problem.path for problem in problems] == ["sede", "operators.0.type"]
+
+
+@pytest.mark.parametrize(("bound", "warned"), [(79, True), (80, False)])
+def test_a_bound_below_what_refills_may_leave_waiting_is_warned_of(tmp_path: Path, bound: int, warned: bool) -> None:
+    # an exploration and three refills of 16 rows, and less than a batch of 16 that was left over
+    file = write_sample(tmp_path, ("FOLDER/store}", f"FOLDER/store, max_waiting_rows: {bound}}}"))
+    warnings = check_file(file).warnings
+    assert [warning.path for warning in warnings] == (["store.max_waiting_rows"] if warned else [])
+    assert all("80 rows, more than 79" in warning.message for warning in warnings)

@@ -15,72 +15,47 @@
 --   task_info_json: JSON object of the task: gold answer, metadata
 --   info_json: JSON object of the row: what workflow or import added
 --   reward: current reward; see `rewards` for when it is null
-WITH rejections AS (
-  SELECT experience_id, arg_max({'operator': operator, 'reason': reason, 'detail': detail}, row_order) AS last
-  FROM raw.decisions
-  WHERE verdict = 'reject'
-  GROUP BY experience_id
-),
-trainings AS (
-  SELECT experience_id, arg_max(staleness, step) AS staleness
-  FROM staleness
-  WHERE batch_status = 'committed'
-  GROUP BY experience_id
-),
--- A trainer records its first weights before anything is explored; without one, kept rows wait for nothing.
-training_runs AS (
-  SELECT run_id FROM raw.models UNION SELECT run_id FROM raw.batch_state
-)
 SELECT
-  rollouts.experience_id,
-  rollouts.run_id,
-  rollouts.partition,
-  rollouts.task_id,
-  tasks.taskset,
-  rollouts.group_id,
-  rollouts.group_size,
-  rollouts.attempt,
-  rollouts.sample_index,
-  rollouts.turn_index,
-  rollouts.explore_step,
-  rollouts.model_version,
-  rollouts.made_by,
-  rollouts.parent_id,
-  coalesce(list_filter(rollouts.messages, lambda message: message.role = 'user')[-1].content, '') AS prompt,
-  coalesce(list_filter(rollouts.messages, lambda message: message.role = 'assistant')[-1].content, '') AS response,
-  len(list_filter(rollouts.loss_mask, lambda trains: trains)) AS token_count,
-  len(rollouts.token_ids) AS total_tokens,
-  rollouts.prompt_length,
-  rollouts.stop_reason,
-  rollouts.eos_sampled,
-  rollouts.truncated,
-  rollouts.error,
-  rewards.reward,
-  rewards.solved,
-  state.status,
-  CASE
-    WHEN rollouts.error IS NOT NULL THEN 'failed'
-    WHEN state.uses > 0 THEN 'trained'
-    WHEN state.status <> 'kept' THEN state.status
-    WHEN state.reserved_by IS NOT NULL THEN 'reserved'
-    WHEN rollouts.partition = 'train' AND training_runs.run_id IS NOT NULL THEN 'waiting'
-    ELSE state.status
-  END AS fate,
-  CASE WHEN state.status = 'rejected' THEN rejections.last.operator END AS rejected_by,
-  CASE WHEN state.status = 'rejected' THEN rejections.last.reason END AS reason,
-  CASE WHEN state.status = 'rejected' THEN rejections.last.detail END AS detail,
-  state.uses,
-  state.reserved_by,
-  state.trained_step,
-  trainings.staleness,
-  state.sequence,
-  tasks.info_json AS task_info_json,
-  rollouts.info_json,
-  rollouts.created_at
-FROM raw.rollouts AS rollouts
-LEFT JOIN raw.tasks AS tasks USING (task_id)
-LEFT JOIN raw.rollout_state AS state USING (experience_id)
-LEFT JOIN rewards USING (experience_id)
-LEFT JOIN rejections USING (experience_id)
-LEFT JOIN trainings USING (experience_id)
-LEFT JOIN training_runs ON training_runs.run_id = rollouts.run_id
+  facts.experience_id,
+  facts.run_id,
+  facts.partition,
+  facts.task_id,
+  facts.taskset,
+  facts.group_id,
+  facts.group_size,
+  facts.attempt,
+  facts.sample_index,
+  facts.turn_index,
+  facts.explore_step,
+  facts.model_version,
+  facts.made_by,
+  facts.parent_id,
+  coalesce(list_filter(payload.messages, lambda message: message.role = 'user')[-1].content, '') AS prompt,
+  coalesce(list_filter(payload.messages, lambda message: message.role = 'assistant')[-1].content, '') AS response,
+  facts.token_count,
+  facts.total_tokens,
+  facts.prompt_length,
+  facts.stop_reason,
+  facts.eos_sampled,
+  facts.truncated,
+  facts.error,
+  facts.reward,
+  facts.solved,
+  facts.status,
+  facts.fate,
+  facts.rejected_by,
+  facts.reason,
+  facts.detail,
+  facts.uses,
+  facts.reserved_by,
+  facts.trained_step,
+  facts.staleness,
+  facts.sequence,
+  task_payload.info_json AS task_info_json,
+  payload.info_json,
+  facts.created_at
+FROM derived.experiences AS facts
+LEFT JOIN payload.rollouts AS payload USING (experience_id)
+LEFT JOIN (
+  SELECT task_id, any_value(info_json) AS info_json FROM payload.tasks GROUP BY task_id
+) AS task_payload USING (task_id)
