@@ -68,14 +68,15 @@ def back_up(
         StoreError: the disk is full or read-only.
     """
     with new_folder(target) as folder, store.snapshot() as version:
+        replica = store.replica()
         files: dict[str, dict[str, Any]] = {}
         rows: dict[str, int] = {}
-        state = store.bookkeeping()
+        state = replica.bookkeeping()
         commits: list[tuple[int, str, int]] = []
         for name, spec in TABLES.items():
             sink = ParquetSink(_part_namer(folder / "tables", name), spec.schema, file_bytes)
             rows[name] = 0
-            for committed, batch in store.commits(name):
+            for committed, batch in replica.commits(name):
                 sink.write(batch)
                 commits.append((committed, name, batch.num_rows))
                 rows[name] += batch.num_rows
@@ -174,10 +175,10 @@ def restore(source: Path, target: Path, *, advance: Advance = lambda rows: None)
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source / name, folder / name)
             state = {name: _state(source, name, schema) for name, schema in STATE.items()}
-            replayer = store.replayer()
-            replayer.replay(_replayed(source, manifest, advance))
+            replica = store.replica()
+            replica.replay(_replayed(source, manifest, advance))
             erased = store.table("erasures", columns=["experience_id"]).column(0).to_pylist()
-            replayer.finish(state, version=version, erased=erased)
+            replica.finish(state, version=version, erased=erased)
         (folder / _ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
     return BackupReceipt(version, manifest["rows"], media)
 

@@ -124,7 +124,7 @@ def test_views_and_queries_can_be_written(store_folder: Path, tmp_path: Path) ->
 
 def test_an_earlier_version_can_be_exported(store_folder: Path, tmp_path: Path) -> None:
     with open_store(store_folder) as store:
-        before = next(version for version, _ in store.commits("rollouts"))
+        before = next(version for version, _ in store.replica().commits("rollouts"))
         with Extraction(store, until=before) as extraction:
             receipt = export(
                 extraction,
