@@ -311,3 +311,12 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
             export(extraction, tmp_path / "out", [Selection("rollouts", "table")], format="parquet", advance=note)
         assert time.process_time() - started < 60
         assert peak[0] < store.info().bytes["rollouts"] / 2
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_dialogues(tmp_path / "runs" / "a", {0: 1.0, 1: 0.0})
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert pq.read_table("best.parquet").column("experience_id").to_pylist() == ["x0"]
+    assert (tmp_path / "pairs" / "data" / "preference" / "train-00000.parquet").is_file()
