@@ -317,7 +317,7 @@ MEDIA = _table(
     "media",
     "One row per attachment; the bytes are stored once, under their hash.",
     [
-        _field("media_id", pa.string(), "sha256 of the bytes in hexadecimal; what `messages.media` refers to"),
+        _field("media_id", pa.string(), "sha256 of the bytes, hexadecimal; `messages.media` refers to it as sha256:ID"),
         _field("media_type", pa.string(), "such as image/png"),
         _field("bytes", pa.int64(), "size"),
         _field("name", pa.string(), "file name that it came under first", null="none"),

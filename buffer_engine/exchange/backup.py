@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ LAYOUT_VERSION = 1
 MANIFEST = "manifest.json"
 _COMMITS = pa.schema([("version", pa.int64()), ("table", pa.string()), ("rows", pa.int64())])
 _SPECS = "specs"
+_FOLDERS = ("tables", "state", MEDIA_FOLDER, _SPECS)
 _ORIGIN = "restored_from.json"
 
 
@@ -67,14 +68,15 @@ def back_up(
         StoreError: the disk is full or read-only.
     """
     with new_folder(target) as folder, store.snapshot() as version:
+        replica = store.replica()
         files: dict[str, dict[str, Any]] = {}
         rows: dict[str, int] = {}
-        state = store.bookkeeping()
+        state = replica.bookkeeping()
         commits: list[tuple[int, str, int]] = []
         for name, spec in TABLES.items():
             sink = ParquetSink(_part_namer(folder / "tables", name), spec.schema, file_bytes)
             rows[name] = 0
-            for committed, batch in store.commits(name):
+            for committed, batch in replica.commits(name):
                 sink.write(batch)
                 commits.append((committed, name, batch.num_rows))
                 rows[name] += batch.num_rows
@@ -133,7 +135,7 @@ def check_backup(source: Path, *, advance: Advance = lambda rows: None) -> dict[
             raise ExchangeError(f"{path}: the file is missing, and {MANIFEST} lists it; copy the export again")
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != entry["sha256"]:
+        if found != entry["sha256"] or (name.startswith(f"{MEDIA_FOLDER}/") and found != path.name):
             raise ExchangeError(
                 f"{path}: the bytes have changed since they were exported (sha256 {found}, {entry['sha256']} in "
                 f"{MANIFEST}); copy the export again"
@@ -173,10 +175,10 @@ def restore(source: Path, target: Path, *, advance: Advance = lambda rows: None)
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source / name, folder / name)
             state = {name: _state(source, name, schema) for name, schema in STATE.items()}
-            replayer = store.replayer()
-            replayer.replay(_replayed(source, manifest, advance))
+            replica = store.replica()
+            replica.replay(_replayed(source, manifest, advance))
             erased = store.table("erasures", columns=["experience_id"]).column(0).to_pylist()
-            replayer.finish(state, version=version, erased=erased)
+            replica.finish(state, version=version, erased=erased)
         (folder / _ORIGIN).write_text(json.dumps(origin) + "\n", encoding="utf-8")
     return BackupReceipt(version, manifest["rows"], media)
 
@@ -231,6 +233,10 @@ def _manifest(source: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or cast("dict[str, Any]", found).get("kind") != KIND:
         raise ExchangeError(f"{path}: not the manifest of an exported store; name the folder that `store export` wrote")
     manifest = cast("dict[str, Any]", found)
+    for name in manifest["files"]:
+        place = PurePosixPath(name)
+        if place.is_absolute() or ".." in place.parts or place.parts[0] not in _FOLDERS:
+            raise ExchangeError(f"{path}: lists {name!r}, which no export has; nothing was read")
     if manifest["schema_version"] > SCHEMA_VERSION or manifest["layout_version"] > LAYOUT_VERSION:
         raise StoreVersionError(
             f"{path}: exported from schema version {manifest['schema_version']}, this package reads up to "

@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffer_engine.errors import UsageError
+from buffer_engine.errors import ExchangeError, UsageError
 from buffer_engine.exchange.card import dataset_card, refuse_maps
 from buffer_engine.exchange.placing import new_file, new_folder
 from buffer_engine.exchange.relations import Extraction, Relation, Selection
 from buffer_engine.exchange.shapes import Shape, ShapeReport, open_shape
 from buffer_engine.exchange.sinks import FileFormat, Sink, WrittenFile, open_sink
 from buffer_engine.schema import MEDIA, MESSAGE
+from buffer_engine.store.base import Partition
 from buffer_engine.store.media import MEDIA_FOLDER, media_path, references
 
 ExportFormat = Literal["parquet", "jsonl", "hf"]
@@ -137,16 +138,27 @@ def _export_one(
     with _opened(extraction, selection, progress) as relation:
         if format == "hf":
             refuse_maps(selection.name, relation.schema)
-        sinks = _sinks(folder, selection.name, relation.schema, format, file_bytes)
+        if isinstance(selection, Shape):
+            splits: tuple[Partition, ...] = (selection.partition,)
+        else:  # a query may call anything a partition
+            parted = selection.kind != "query" and "partition" in relation.schema.names
+            splits = get_args(Partition) if parted else ("train",)
+        sinks = _sinks(folder, selection.name, relation.schema, format, file_bytes, splits)
         written = _write(relation, sinks, selection.name, progress)
     return {split or "train": files for split, files in written.items()}
 
 
-def _sinks(folder: Path, name: str, schema: pa.Schema, format: ExportFormat, file_bytes: int) -> dict[str | None, Sink]:
-    """One sink; of a Hugging Face folder one per partition, so that nobody trains on evaluation rows unawares."""
+def _sinks(
+    folder: Path,
+    name: str,
+    schema: pa.Schema,
+    format: ExportFormat,
+    file_bytes: int,
+    splits: Sequence[Partition] = ("train",),
+) -> dict[str | None, Sink]:
+    """One sink; of a Hugging Face folder one per split, so that nobody trains on evaluation rows unawares."""
     if format != "hf":
         return {None: open_sink(_parts(folder, name, format), schema, format, file_bytes=file_bytes)}
-    splits = ("train", "eval") if "partition" in schema.names else ("train",)
     return {
         split: open_sink(_parts(folder / "data" / name, split, "parquet"), schema, "parquet", file_bytes=file_bytes)
         for split in splits
@@ -160,7 +172,7 @@ def _parts(folder: Path, name: str, format: FileFormat) -> Callable[[int], Path]
 def _write(
     relation: Relation, sinks: Mapping[str | None, Sink], name: str, progress: _Progress
 ) -> dict[str | None, list[WrittenFile]]:
-    rows = 0
+    rows = placed = 0
     messages = _messages_column(relation.schema)
     listing = name == "media" and "media_id" in relation.schema.names
     for batch in relation.batches:
@@ -169,10 +181,14 @@ def _write(
         if listing:  # the table goes with the bytes that it lists
             progress.wanted.update(batch.column("media_id").to_pylist())
         for split, sink in sinks.items():
-            sink.write(batch if len(sinks) == 1 else _of_partition(batch, split))
+            part = batch if len(sinks) == 1 else _of_partition(batch, split)
+            placed += part.num_rows
+            sink.write(part)
         rows += batch.num_rows
         progress.advance(batch.num_rows)
     progress.rows[name] = rows
+    if len(sinks) > 1 and placed != rows:
+        raise ExchangeError(f"{name}: {rows - placed} rows are of no partition; export them as Parquet or JSONL")
     written = {split: sink.close() for split, sink in sinks.items()}
     if len(written) > 1:  # a split without rows is left out, unless there is no other
         for split in [split for split, files in written.items() if not sum(file.rows for file in files)]:

@@ -20,7 +20,7 @@ from buffer_engine.exchange.json_rows import Bad
 from buffer_engine.exchange.sources import Chunk, SourceFile
 from buffer_engine.schema import EVENTS, TableSpec
 from buffer_engine.store.base import ExperienceStore
-from buffer_engine.store.media import MEDIA_FOLDER, media_path
+from buffer_engine.store.media import MEDIA_FOLDER, is_media_id, media_hash, media_path
 from buffer_engine.store.validate import conform
 
 OnInvalid = Literal["refuse", "skip"]
@@ -188,18 +188,13 @@ class Importer:
                 _check_columns(file, chunk)
             good, bad = sound_rows(file.spec, chunk)
             if file.table == "media":
-                missing = [
-                    Bad(
-                        good.place(at),
-                        f"media_id={media_id!r}: there is no file {MEDIA_FOLDER}/{media_id[:2]}/{media_id}",
-                    )
+                wrong = {
+                    at: Bad(good.place(at), f"media_id={media_id!r}: {problem}")
                     for at, media_id in enumerate(good.rows.column("media_id").to_pylist())
-                    if not media_path(root / MEDIA_FOLDER, media_id).is_file()
-                ]
-                if missing:
-                    bad += missing
-                    gone = {one.place for one in missing}
-                    good = _only(good, [at for at in range(good.rows.num_rows) if good.place(at) not in gone])
+                    if (problem := _media_problem(root, media_id))
+                }
+                bad += wrong.values()
+                good = _only(good, [at for at in range(good.rows.num_rows) if at not in wrong])
             yield good, bad
 
     def _append(self, file: SourceFile, chunk: Chunk, cursors: Mapping[str, int], root: Path) -> list[Bad]:
@@ -236,9 +231,7 @@ class Importer:
         for at, row in enumerate(chunk.rows.to_pylist()):
             path = media_path(root / MEDIA_FOLDER, row["media_id"])
             try:
-                found = self._store.put_media(path, row["media_type"], name=row["name"])
-                if found != row["media_id"]:
-                    raise SchemaError(f"{path} holds other bytes: they hash to {found}")
+                self._store.put_media(path, row["media_type"], name=row["name"])
             except _REFUSALS as error:
                 bad.append(Bad(chunk.place(at), str(error)))
                 if self._on_invalid == "refuse":
@@ -285,6 +278,17 @@ def sound_rows(spec: TableSpec, chunk: Chunk) -> tuple[Chunk, list[Bad]]:
         rows = pa.concat_tables(good) if good else spec.schema.empty_table()
         return Chunk(rows, lambda at: chunk.place(kept[at])), bad
     return Chunk(pa.Table.from_batches(batches, schema=spec.schema), chunk.place), bad
+
+
+def _media_problem(root: Path, media_id: str) -> str:
+    """Why an attachment cannot be taken; empty when its bytes are there and are those."""
+    if not is_media_id(media_id):
+        return "not the sha256 of any bytes"
+    path = media_path(root / MEDIA_FOLDER, media_id)
+    if not path.is_file():
+        return f"there is no file {path.relative_to(root)}"
+    found = media_hash(path)
+    return "" if found == media_id else f"{path.relative_to(root)} holds other bytes: they hash to {found}"
 
 
 def _check_columns(file: SourceFile, chunk: Chunk) -> None:

@@ -79,7 +79,7 @@ class JsonRows:
         for place, line in lines:  # each line is told apart in the message about it
             try:
                 good.append((place, _object(line, self._spec)))
-            except (ValueError, RecursionError) as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 bad.append(Bad(place, str(error) or type(error).__name__))
         columns: list[pa.Array] = []
         names = [name for name in self._spec.schema.names if any(name in row for _, row in good)]
@@ -97,7 +97,7 @@ def _object(line: bytes, spec: TableSpec) -> dict[str, Any]:
         ValueError: what is wrong, with the field.
     """
     try:
-        value: object = json.loads(line, parse_constant=_no_constant)
+        value: object = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error})") from error
     except json.JSONDecodeError as error:
@@ -120,8 +120,11 @@ def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no number of JSON; write null where there is none")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+
+
 def _fitted(value: Any, kind: pa.DataType, name: str) -> Any:
-    """A value of JSON as what the type holds; a number is never rounded, save a float that has no shorter form.
+    """A value of JSON as what the type holds; a fraction becomes the nearest number of its type, nothing else changes.
 
     Raises:
         ValueError: it is something else; names the field.
@@ -133,8 +136,11 @@ def _fitted(value: Any, kind: pa.DataType, name: str) -> Any:
             raise ValueError(f"{name} is {_short(value)}; it must be a list")
         inner = kind.value_type
         items = cast("list[Any]", value)
-        if pt.is_integer(inner) and all(type(one) is int for one in items):
+        kinds = {type(one) for one in items}  # long lists of numbers are looked at as a whole
+        if pt.is_integer(inner) and kinds <= {int}:
             return _in_range(items, inner, name)
+        if (pt.is_floating(inner) and kinds <= {float, type(None)}) or (pt.is_boolean(inner) and kinds <= {bool}):
+            return items
         return [_fitted(one, inner, f"{name}[{at}]") for at, one in enumerate(items)]
     if pt.is_struct(kind):
         if not isinstance(value, dict):

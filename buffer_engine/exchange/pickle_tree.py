@@ -113,11 +113,20 @@ def plain(tree: Any, *, known: Callable[[Made], Any] = lambda made: made) -> Any
             return {unfold(key, depth + 1): unfold(one, depth + 1) for key, one in pairs}
         if isinstance(value, list):
             return [unfold(one, depth + 1) for one in cast("list[Any]", value)]
+        if isinstance(value, str) and not value.isascii():
+            _check_text(value)
         if isinstance(value, tuple):
             return tuple(unfold(one, depth + 1) for one in cast("tuple[Any, ...]", value))
         return value
 
     return unfold(tree, 0)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnreadablePickle("a text holds half of a surrogate pair") from error
 
 
 def named(what: Any) -> str:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 Convert = Callable[[Any], Any]
@@ -33,6 +34,38 @@ def converter(kind: pa.DataType) -> Convert | None:
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         return None
     return _plain
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether every value of the type has one obvious form in JSON, so that a library may write it."""
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return is_plain(kind.value_type)
+    if pt.is_struct(kind):
+        return all(is_plain(kind.field(at).type) for at in range(kind.num_fields))
+    return (
+        pt.is_string(kind)
+        or pt.is_large_string(kind)
+        or pt.is_boolean(kind)
+        or pt.is_integer(kind)
+        or pt.is_float32(kind)
+        or pt.is_float64(kind)
+        or (pt.is_timestamp(kind) and kind.unit == "us" and kind.tz is not None)
+    )
+
+
+def all_finite(batch: pa.RecordBatch) -> bool:
+    """Whether no number of plain columns is NaN or infinite; where one is, a library would write null in its place."""
+    return all(_finite(column) for column in batch.columns)
+
+
+def _finite(array: pa.Array) -> bool:
+    if pt.is_floating(array.type):
+        return pc.all(pc.is_finite(array)).as_py() is not False
+    if pt.is_list(array.type) or pt.is_large_list(array.type):
+        return _finite(pc.list_flatten(array))
+    if pt.is_struct(array.type):
+        return all(_finite(child) for child in array.flatten())
+    return True
 
 
 def first_not_finite(row: Mapping[str, Any]) -> tuple[str, float]:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from buffer_engine.errors import ExchangeError
-from buffer_engine.exchange.plain import converter, first_not_finite
+from buffer_engine.exchange.plain import all_finite, converter, first_not_finite, is_plain
 
 FileFormat = Literal["parquet", "jsonl"]
 GROUP_BYTES = 32 << 20
 GROUP_ROWS = 65_536
-"""A row group is closed at whichever comes first; what is not written yet is never more than one."""
+_TEXT_BYTES = 8 << 20
+"""A row group is closed at whichever comes first; what is not written yet is never more than one.
+
+JSON text is made of about `_TEXT_BYTES` at a time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,7 @@ class JsonLinesSink:
         for name in self._names:
             if self._names.count(name) > 1:
                 raise ExchangeError(f"two columns are named {name!r}, which one JSON object cannot hold: rename one")
+        self._plain = all(is_plain(field.type) for field in schema)
         self._converters = [converter(field.type) for field in schema]
         self._done: list[WrittenFile] = []
         self._path = name_part(0)
@@ -132,8 +139,24 @@ class JsonLinesSink:
         Raises:
             ExchangeError: a number is NaN or infinite, which JSON has no word for; names column and row.
         """
-        for at in range(0, batch.num_rows, 1024):  # Python objects of a few rows at a time
-            self._write(batch.slice(at, 1024))
+        if not batch.num_rows:
+            return
+        at_once = min(self._limit, _TEXT_BYTES) * batch.num_rows // max(3 * batch.nbytes, 1)
+        step = max(1, min(1024, at_once))
+        for at in range(0, batch.num_rows, step):
+            part = batch.slice(at, step)
+            if self._file is None:
+                self._open()
+            assert self._file is not None
+            if self._plain and all_finite(part):
+                text = BytesIO()  # the file itself says what is wrong with the disk, the library only that something is
+                pl.DataFrame(pl.from_arrow(part)).write_ndjson(text)
+                self._file.write(text.getbuffer())
+            else:
+                self._file.write(self._lines(part))
+            self._rows += part.num_rows
+            if self._file.tell() >= self._limit:
+                self._finish()
 
     def close(self) -> list[WrittenFile]:
         """See `Sink.close`."""
@@ -142,28 +165,24 @@ class JsonLinesSink:
         self._finish()
         return self._done
 
-    def _write(self, batch: pa.RecordBatch) -> None:
+    def _lines(self, batch: pa.RecordBatch) -> bytes:
+        """Rows with types that need a word of explanation (dates, decimals, maps), or with a number that JSON lacks."""
         columns: list[list[object]] = []
         for column, convert in zip(batch.columns, self._converters, strict=True):
             values = column.to_pylist(maps_as_pydicts="strict")
             columns.append(values if convert is None else [None if one is None else convert(one) for one in values])
-        for row in zip(*columns, strict=True):
-            if self._file is None:
-                self._open()
+        lines: list[str] = []
+        for number, row in enumerate(zip(*columns, strict=True)):
             values = dict(zip(self._names, row, strict=True))
             try:
-                line = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+                lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
             except ValueError as error:
                 name, value = first_not_finite(values)
                 raise ExchangeError(
-                    f"{self._path.name}: row {self._rows}: column {name} is {value}, which JSON cannot say; "
+                    f"{self._path.name}: row {self._rows + number}: column {name} is {value}, which JSON cannot say; "
                     "make it null in the query (nullif, CASE), or export Parquet"
                 ) from error
-            assert self._file is not None
-            self._file.write(line.encode() + b"\n")
-            self._rows += 1
-            if self._file.tell() >= self._limit:
-                self._finish()
+        return "".join(f"{line}\n" for line in lines).encode()
 
     def _open(self) -> None:
         self._path = self._name_part(len(self._done))

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 import pyarrow as pa
@@ -139,16 +139,26 @@ def _configured(source: Path) -> list[tuple[Path, str | None]] | None:
     configs = cast("dict[str, Any]", head).get("configs") if isinstance(head, dict) else None
     if not configs:
         return None
+    try:
+        named = [(config["config_name"], _patterns(config["data_files"])) for config in configs]
+    except (KeyError, TypeError) as error:
+        raise ExchangeError(f"{card}: `configs` is not a list of config_name and data_files ({error!r})") from error
     found: list[tuple[Path, str | None]] = []
-    for config in configs:
-        for entry in config["data_files"]:
-            patterns = [entry["path"]] if isinstance(entry["path"], str) else entry["path"]
-            for pattern in patterns:
-                paths = sorted(source.glob(pattern))
-                if not paths:
-                    raise ExchangeError(f"{card}: names {pattern!r}, and there is no such file")
-                found += [(path, config["config_name"]) for path in paths]
+    for name, patterns in named:
+        for pattern in patterns:
+            place = PurePosixPath(pattern)
+            paths = [] if place.is_absolute() or ".." in place.parts else sorted(source.glob(pattern))
+            if not paths:
+                raise ExchangeError(f"{card}: names {pattern!r}, and there is no such file below {source}")
+            found += [(path, name) for path in paths]
     return found
+
+
+def _patterns(data_files: Any) -> list[str]:
+    """Paths of a configuration: one, a list of them, or a list of splits with theirs."""
+    if isinstance(data_files, str):
+        return [data_files]
+    return [one for entry in data_files for one in ([entry] if isinstance(entry, str) else _patterns(entry["path"]))]
 
 
 def _stem(path: Path) -> str:

@@ -159,8 +159,7 @@ def to_rows(row: TrinityRow, grouping: Grouping) -> Converted:
     replied = len(tokens) - length
     mask = _mask(tensors.get("action_mask"), replied)
     version = row.columns.get("model_version")
-    info: Any = fields.get("info") or {}
-    version = info.get("model_version") if version is None else version
+    version = _mapping(fields.get("info"), "info").get("model_version") if version is None else version
     version = None if version is None else _whole(version, "model_version")
     rollout = common | {
         "experience_id": experience_id(grouping.target.run_id, task_id, group, 0, sample, turn),
@@ -173,10 +172,9 @@ def to_rows(row: TrinityRow, grouping: Grouping) -> Converted:
     reward = row.value("reward")
     if reward is not None:
         made.tables["scores"].append(_score(rollout, "reward", _finite(reward, "reward"), 1.0))
-    for name, value in sorted((fields.get("metrics") or {}).items()):
-        if isinstance(value, int | float):
-            known = float(value) if math.isfinite(value) else None
-            made.tables["scores"].append(_score(rollout, f"metrics/{name}", known, None))
+    metrics = _mapping(fields.get("metrics"), "metrics")
+    for name in sorted(name for name, value in metrics.items() if isinstance(value, int | float)):
+        made.tables["scores"].append(_score(rollout, f"metrics/{name}", _number(metrics[name]), None))
     return made
 
 
@@ -314,16 +312,35 @@ def _logprobs(tensor: Tensor | None, length: int, mask: list[bool]) -> list[floa
     return [None] * length + kept
 
 
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    """A dict whose keys are text that can be a name."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) and "\0" not in key for key in cast("Any", value)):
+        raise NotARow(f"{name} is {value!r:.80}; it must be a dict with names as keys")
+    return cast("dict[str, Any]", value)
+
+
 def _whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise NotARow(f"{name} is {value!r}; it must be a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
+        raise NotARow(f"{name} is {value!r:.80}; it must be a whole number")
     return value
 
 
+def _number(value: float) -> float | None:
+    """A number as our float; None when it is not finite or too large for one."""
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 def _finite(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise NotARow(f"{name} is {value!r}; it must be a finite number")
-    return float(value)
+    found = None if isinstance(value, bool) or not isinstance(value, int | float) else _number(value)
+    if found is None:
+        raise NotARow(f"{name} is {value!r:.80}; it must be a finite number")
+    return found
 
 
 def _when(row: TrinityRow) -> datetime:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
 from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, TABLES
-from buffer_engine.store import batches, history, index, replica
+from buffer_engine.store import batches, history, index
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
@@ -44,6 +44,7 @@ from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, Pa
 from buffer_engine.store.pressure import BackPressure, Gate
 from buffer_engine.store.quarantine import Quarantine
 from buffer_engine.store.reading import Frame, frames_by_id, frames_of, rows_at, schema_of, wanted_columns
+from buffer_engine.store.replica import Replica
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
@@ -168,17 +169,9 @@ class LocalStore:
         frames = frames_of(connection, table, after=after, until=until)
         return self._quarantine.batches(connection, frames, wanted)
 
-    def commits(self, table: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Every batch of a table in the order of commit, with the version that committed it."""
-        return replica.commits(self._catalog.read(), self._reader, table)
-
-    def bookkeeping(self) -> dict[str, pa.Table]:
-        """All that the catalog knows beside rows, by the names of `replica.STATE`."""
-        return replica.bookkeeping(self._catalog.read())
-
-    def replayer(self) -> replica.Replayer:
-        """What makes this empty store the copy of another."""
-        return replica.Replayer(self._catalog, self._appender)
+    def replica(self) -> Replica:
+        """See `Replica`."""
+        return Replica(self._catalog, self._reader, self._appender)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""

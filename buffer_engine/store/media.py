@@ -100,10 +100,10 @@ class LocalMediaFiles:
         return path
 
     def ids(self) -> list[str]:
-        """See `MediaFiles.ids`; parts of unfinished writes are left out."""
+        """See `MediaFiles.ids`; what a live process is writing is left out."""
         if not self._folder.is_dir():
             return []
-        files = [path for path in self._folder.rglob("*") if path.is_file() and not path.name.startswith(_PART)]
+        files = [path for path in self._folder.rglob("*") if path.is_file() and not _being_written(path)]
         return sorted(
             path.name if path == media_path(self._folder, path.name) else str(path.relative_to(self._folder))
             for path in files
@@ -141,7 +141,7 @@ class MediaStore:
     def get(self, media_id: str) -> bytes:
         """See `LocalStore.media`."""
         wanted = media_id.removeprefix(PREFIX)
-        if not _is_id(wanted):
+        if not is_media_id(wanted):
             raise StoreError(f"{media_id!r} is no media id; it is the sha256 of the bytes, 64 hexadecimal digits")
         try:
             path = self._files.local(wanted)
@@ -228,7 +228,7 @@ class MediaAudit:
                 yield Finding("missing_media", where, "the table media lists it and the file is gone; put it in again")
                 continue
             path = self._files.local(media_id)
-            found = _hash_of(path)
+            found = media_hash(path)
             if found != media_id:
                 said = f"the bytes hash to {found}, and {size} bytes were stored where {path.stat().st_size} are"
                 yield Finding("checksum", where, f"{said}; put the original in again")
@@ -239,6 +239,19 @@ class MediaAudit:
                 )
         for name in sorted(there - set(self._listed)):
             yield Finding("orphan", f"{MEDIA_FOLDER}/{name}", "no row of the table media knows this file")
+
+
+def _being_written(path: Path) -> bool:
+    """Whether this is a part of a process that still lives; one that was killed leaves its part behind."""
+    if not path.name.startswith(_PART):
+        return False
+    try:
+        os.kill(int(path.name.removeprefix(_PART).partition("-")[0]), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, ValueError):
+        return True
+    return True
 
 
 def _copy_hashed(data: bytes | os.PathLike[str], target: Path) -> tuple[str, int]:
@@ -262,10 +275,12 @@ def _blocks(data: bytes | os.PathLike[str]) -> Iterable[bytes]:
             yield block
 
 
-def _hash_of(path: Path) -> str:
+def media_hash(path: Path) -> str:
+    """The id of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_id(text: str) -> bool:
+def is_media_id(text: str) -> bool:
+    """Whether this is the name that some bytes would get."""
     return len(text) == 64 and _HEX.issuperset(text)

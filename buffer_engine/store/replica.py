@@ -51,37 +51,34 @@ _SOURCES = {
 }
 
 
-def bookkeeping(connection: sqlite3.Connection) -> dict[str, pa.Table]:
-    """The catalog's state by the names of `STATE`, as `connection` sees it."""
-    tables: dict[str, pa.Table] = {}
-    for name, schema in STATE.items():
-        source, order = _SOURCES[name]
-        rows = connection.execute(f"SELECT {', '.join(schema.names)} FROM {source} ORDER BY {order}").fetchall()
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        tables[name] = pa.Table.from_arrays(arrays, schema=schema)
-    return tables
+class Replica:
+    """Everything of one store, to be read; or, of a store without a commit, to be filled."""
 
+    def __init__(self, catalog: Catalog, reader: SegmentReader, appender: Appender) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._appender = appender
 
-def commits(connection: sqlite3.Connection, reader: SegmentReader, table: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Every batch of a table in the order of commit, with the version that committed it."""
-    for frame in frames_of(connection, table):
-        yield frame.version, reader.batch(frame)
+    def bookkeeping(self) -> dict[str, pa.Table]:
+        """The catalog's state by the names of `STATE`."""
+        tables: dict[str, pa.Table] = {}
+        for name, schema in STATE.items():
+            source, order = _SOURCES[name]
+            query = f"SELECT {', '.join(schema.names)} FROM {source} ORDER BY {order}"
+            rows = self._catalog.read().execute(query).fetchall()
+            columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            tables[name] = pa.Table.from_arrays(arrays, schema=schema)
+        return tables
 
-
-class Replayer:
-    """Fills an empty store with the commits of another."""
-
-    def __init__(self, catalog: Catalog, appender: Appender) -> None:
-        """For a store without a commit.
+    def commits(self, table: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Every batch of a table in the order of commit, with the version that committed it.
 
         Raises:
-            StoreError: it has some.
+            CorruptSegmentError: rows are damaged; nothing is left out.
         """
-        if current_version(catalog.read()):
-            raise StoreError(f"{catalog.layout.root}: only an empty store can become the copy of another")
-        self._catalog = catalog
-        self._appender = appender
+        for frame in frames_of(self._catalog.read(), table):
+            yield frame.version, self._reader.batch(frame)
 
     def replay(self, found: Iterable[tuple[int, Mapping[str, pa.Table]]]) -> None:
         """Append the rows of each commit at exactly its version.
@@ -89,8 +86,10 @@ class Replayer:
         Args:
             found: version and rows by table, versions rising; a version without rows is left out.
         Raises:
-            StoreError: the versions do not rise.
+            StoreError: the store has commits of its own, or the versions do not rise.
         """
+        if current_version(self._catalog.read()):
+            raise StoreError(f"{self._catalog.layout.root}: only an empty store can become the copy of another")
         rest = iter(found)
         here = next(rest, None)
         if here is not None:
@@ -136,7 +135,7 @@ class Replayer:
                 [row for row in _tuples(rollouts.select(["content", "experience_id"])) if row[1] in gone],
             )
             _ends_at(version)(connection)
-        found = bookkeeping(self._catalog.read())
+        found = self.bookkeeping()
         for name, wanted in state.items():
             got = found[name]
             if name == "rollout_state":

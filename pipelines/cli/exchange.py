@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -107,7 +107,7 @@ def export_store(
         else:
             everything = [*(selections or every_table())]
         with Extraction(store, until=until) as extraction:
-            with progress.phase(f"exporting {folder}", total=None) as advance:
+            with progress.phase(f"exporting {folder}", total=_total(store, everything, until)) as advance:
                 done = export(extraction, target, everything, format=kind, file_bytes=file_mb << 20, advance=advance)
     _print_export(target, done)
 
@@ -214,6 +214,15 @@ def _selections(
     if shape is not None and found:
         raise UsageError("a shape is exported by itself; leave out --table, --view and --sql")
     return found
+
+
+def _total(store: LocalStore, selections: Sequence[Selection | Shape], until: int | None) -> int | None:
+    """How many rows will come; None when only reading them tells."""
+    stored = store.info().rows
+    whole = [one.name for one in selections if isinstance(one, Selection) and one.kind == "table" and one.where is None]
+    if until is not None or len(whole) < len(selections):
+        return None
+    return sum(stored.get(name, 0) for name in whole)
 
 
 def _format(given: str | None, target: Path) -> ExportFormat:

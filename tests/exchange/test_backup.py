@@ -13,12 +13,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from exchange_rows import assert_equal_stores, make_store
-from store_rows import child_environment, decisions, manifest, rollouts
+from store_rows import child_environment, decisions, manifest, rollout, rollouts, table
 
-from buffer_engine.errors import ExchangeError, StoreError, StoreVersionError, UsageError
+from buffer_engine.errors import DamagedRowsWarning, ExchangeError, StoreError, StoreVersionError, UsageError
 from buffer_engine.exchange.backup import back_up, check_backup, restore
+from buffer_engine.exchange.export import export
+from buffer_engine.exchange.relations import Extraction, Selection
 from buffer_engine.schema import SCHEMA_VERSION, TABLES
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.erase import EraseRule
 from buffer_engine.store.local import open_store
 
 
@@ -136,6 +139,16 @@ def test_a_newer_export_and_a_foreign_manifest_are_refused(tmp_path: Path, expor
         restore(exported, tmp_path / "again")
 
 
+@pytest.mark.parametrize("name", ["media/../../../stolen", "/etc/passwd", "catalog.sqlite"])
+def test_a_manifest_cannot_reach_outside(tmp_path: Path, exported: Path, name: str) -> None:
+    told = json.loads((exported / "manifest.json").read_text())
+    told["files"][name] = {"bytes": 0, "sha256": ""}
+    (exported / "manifest.json").write_text(json.dumps(told))
+    with pytest.raises(ExchangeError, match="which no export has"):
+        restore(exported, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
 def test_tampered_bookkeeping_does_not_become_a_store(tmp_path: Path, exported: Path) -> None:
     path = exported / "state" / "rollout_state.parquet"
     state = pq.read_table(path)
@@ -211,3 +224,45 @@ def test_a_killed_restore_leaves_no_store(tmp_path: Path, exported: Path, commit
     restore(exported, tmp_path / "again")
     with open_store(tmp_path / "store") as before, open_store(tmp_path / "again") as after:
         assert_equal_stores(before, after)
+
+
+def test_a_compacted_and_partly_erased_store_comes_back_as_it_is(tmp_path: Path) -> None:
+    make_store(tmp_path / "store")
+    with open_store(tmp_path / "store") as store:
+        store.append("decisions", decisions([5], "reject", pass_id="p2"))
+        store.compact(everything=True, grace_seconds=0)
+        store.append("rollouts", rollouts([40, 41]))
+        erased = store.erase(EraseRule(experience_ids=("x5",)), reason="asked to", author="anna", grace_seconds=0)
+        assert erased.rows == 1
+        back_up(store, tmp_path / "out")
+        restore(tmp_path / "out", tmp_path / "again")
+        with open_store(tmp_path / "again") as again:
+            assert again.verify() == store.verify() == []
+            assert_equal_stores(store, again)
+            # the erased row is still known by what it said: writing it again is a no-op in both
+            gone = table(
+                "rollouts",
+                [rollout(5, task_id="t1", group_id="g-failed", group_size=1, sample_index=0, error="timeout: 3 s")],
+            )
+            for one in (store, again):
+                assert one.append("rollouts", gone).unchanged == {"rollouts": 1}
+
+
+def test_a_store_with_damaged_rows_is_not_copied_in_part(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        store.append("rollouts", rollouts(range(4)))
+        store.append("rollouts", rollouts(range(4, 8)))
+    [segment] = (tmp_path / "store" / "segments" / "rollouts").glob("*.arrows")
+    data = bytearray(segment.read_bytes())
+    at = data.index(b"question 5")
+    data[at : at + 1] = b"Q"
+    segment.write_bytes(data)
+    for _ in range(2):  # found, and then known to be damaged
+        with open_store(tmp_path / "store") as store:
+            with pytest.raises((ExchangeError, StoreError), match="damaged"):
+                back_up(store, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    with open_store(tmp_path / "store") as store, Extraction(store) as extraction:
+        with pytest.warns(DamagedRowsWarning):
+            receipt = export(extraction, tmp_path / "rows.parquet", [Selection("rollouts", "table")], format="parquet")
+    assert receipt.rows == {"rollouts": 4}

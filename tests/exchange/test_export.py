@@ -21,6 +21,7 @@ from store_rows import WHEN, child_environment, rollouts
 from buffer_engine.errors import ExchangeError, SchemaError, StoreError, UsageError
 from buffer_engine.exchange.export import export
 from buffer_engine.exchange.relations import Extraction, Selection, every_table
+from buffer_engine.exchange.shapes import Shape
 from buffer_engine.inspect import QueryError
 from buffer_engine.schema import ROLLOUTS, TABLES
 from buffer_engine.store.local import open_store
@@ -123,7 +124,7 @@ def test_views_and_queries_can_be_written(store_folder: Path, tmp_path: Path) ->
 
 def test_an_earlier_version_can_be_exported(store_folder: Path, tmp_path: Path) -> None:
     with open_store(store_folder) as store:
-        before = next(version for version, _ in store.commits("rollouts"))
+        before = next(version for version, _ in store.replica().commits("rollouts"))
         with Extraction(store, until=before) as extraction:
             receipt = export(
                 extraction,
@@ -229,6 +230,14 @@ def test_a_hugging_face_folder_keeps_the_partitions_apart(store_folder: Path, tm
     assert "data/rollouts/eval-00000.parquet" in card
 
 
+def test_a_query_is_one_split_and_a_shape_has_its_own(store_folder: Path, tmp_path: Path) -> None:
+    query = Selection("mine", "query", query="SELECT 1 AS one, NULL AS partition UNION ALL SELECT 2, 'test'")
+    with open_store(store_folder) as store, Extraction(store) as extraction:
+        export(extraction, tmp_path / "out", [query, Shape("sft", where="true", partition="eval")], format="hf")
+    assert pq.read_table(tmp_path / "out" / "data" / "mine" / "train-00000.parquet").num_rows == 2
+    assert pq.read_table(tmp_path / "out" / "data" / "sft" / "eval-00000.parquet").num_rows == 1
+
+
 def test_a_map_column_is_refused_for_hugging_face(store_folder: Path, tmp_path: Path) -> None:
     with open_store(store_folder) as store, Extraction(store) as extraction:
         with pytest.raises(ExchangeError, match="column by_name is a map"):
@@ -302,3 +311,12 @@ def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
             export(extraction, tmp_path / "out", [Selection("rollouts", "table")], format="parquet", advance=note)
         assert time.process_time() - started < 60
         assert peak[0] < store.info().bytes["rollouts"] / 2
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_dialogues(tmp_path / "runs" / "a", {0: 1.0, 1: 0.0})
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "exchange.md").read_text()
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert pq.read_table("best.parquet").column("experience_id").to_pylist() == ["x0"]
+    assert (tmp_path / "pairs" / "data" / "preference" / "train-00000.parquet").is_file()

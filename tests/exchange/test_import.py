@@ -97,6 +97,8 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
         plain_score("x0", name="e") | {"scored_at": "2025-01-02 03:04"},
         plain_score("x0", name="f") | {"author": None},
         plain_score("x0", name="g") | {"value": True},
+        plain_score("x0", name="h", value=10**400),
+        json.dumps(plain_score("x0", name="i", value=77)).replace("77", "1e999"),
         plain_score("x0", name="ok"),
     )
     with open_store(tmp_path / "store") as store:
@@ -104,7 +106,7 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
         with pytest.raises(ExchangeError) as caught:
             take(store, file)
         text = str(caught.value)
-        assert "has 9 bad rows, so nothing of it was stored" in text
+        assert "has 11 bad rows, so nothing of it was stored" in text
         for line, said in (
             (2, "NaN is no number of JSON"),
             (3, "not JSON"),
@@ -115,6 +117,7 @@ def test_bad_lines_are_all_named_and_nothing_is_stored(tmp_path: Path) -> None:
             (8, "scored_at is '2025-01-02 03:04', which has no time zone"),
             (9, "author is null"),
             (10, "value is True; it must be a number"),
+            (11, "int too large to convert to float"),
         ):
             assert any(f"scores.jsonl:{line}:" in row and said in row for row in text.splitlines()), (line, text)
         assert store.table("scores").num_rows == 0
@@ -222,6 +225,31 @@ def test_an_attachment_without_its_bytes_is_a_bad_row(tmp_path: Path) -> None:
         receipt = take(store, tmp_path / "out", on_invalid="skip")
         assert receipt.skipped == {"media": 1, "rollouts": 1}
         assert receipt.added["rollouts"] == 6
+
+
+def test_a_media_id_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "in").mkdir()
+    row = {"media_id": "../../secret", "media_type": "text/plain", "bytes": 4, "created_at": "2025-01-02T03:04:05Z"}
+    write_lines(tmp_path / "in" / "media.jsonl", row)
+    with open_store(tmp_path / "store") as store:
+        with pytest.raises(ExchangeError, match="not the sha256 of any bytes"):
+            take(store, tmp_path / "in")
+        assert not (tmp_path / "store" / "media").exists()
+
+
+def test_a_dataset_card_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_lines(tmp_path / "metrics.jsonl", {})
+    for data_files, said in (
+        ("../metrics.jsonl", "no such file below"),
+        ("[{split: train}]", "is not a list of config_name"),
+    ):
+        (tmp_path / "in" / "README.md").write_text(
+            f"---\nconfigs:\n- config_name: metrics\n  data_files: {data_files}\n---\n"
+        )
+        with pytest.raises(ExchangeError, match=said):
+            find_files(tmp_path / "in", format="hf", tables=())
 
 
 def test_a_dataset_saved_by_the_hugging_face_library_comes_in(tmp_path: Path) -> None:

@@ -304,6 +304,28 @@ def test_any_bytes_are_read_or_refused_and_nothing_else(data: bytes, cut: int) -
                 read_payload(candidate)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(
+        ["eid", "reward", "info", "metrics", "prompt_length", "prompt_text", "response_text", "messages", "tools",
+         "truncate_status", "chosen_messages", "multi_modal_input_keys"]
+    ),
+    value=_values | st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), _values), max_size=3),
+    more=_values,
+)  # fmt: skip
+def test_any_plain_fields_become_a_row_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: Any, more: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("fields")
+    file = database(
+        folder / "rows.db", packed(fields(**{name: value}), TENSORS), packed(fields(info={"x": more}), TENSORS)
+    )
+    with open_store(folder / "store", durability="process") as store:
+        receipt, _ = take(store, file, on_invalid="skip")
+        assert receipt.added["rollouts"] + receipt.skipped.get("rollouts", 0) == 2
+        assert store.verify() == []
+
+
 def test_small_bytes_that_unfold_to_much_are_refused() -> None:
     bomb: Any = ["x"]
     for _ in range(40):
