@@ -150,6 +150,7 @@ class Loop:
                 chunk_cursor=self._cursors.chunks(step, refill),
                 done_cursors={self._cursors.explored(step): refill + 1, self._cursors.explorations: index + 1},
                 on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
+                on_invalid=self._spec.store.on_invalid,
             )
         self._mirror(step, numbers)
 

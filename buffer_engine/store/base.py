@@ -17,6 +17,7 @@ from buffer_engine.config import ComponentConfig
 
 Partition = Literal["train", "eval"]
 Durability = Literal["process", "power"]
+OnInvalid = Literal["refuse_all", "refuse_rows"]
 BatchStatus = Literal["reserved", "prepared", "committed", "released"]
 
 
@@ -142,6 +143,23 @@ def _said(value: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that an append did not take.
+
+    Attributes:
+        table: its table.
+        key: its key as messages write it (`experience_id='x1'`), or its number in what was given (`row 3`).
+        field: the column that is wrong.
+        reason: what is wrong with it, with the value.
+    """
+
+    table: str
+    key: str
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppendReceipt:
     """What an acknowledged append did.
 
@@ -149,11 +167,13 @@ class AppendReceipt:
         version: catalog version at which the rows are visible.
         appended: new rows per table.
         unchanged: rows per table that were already stored with the same content.
+        refused: rows that were left out; only with `on_invalid="refuse_rows"`.
     """
 
     version: int
     appended: Mapping[str, int]
     unchanged: Mapping[str, int]
+    refused: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,12 +296,24 @@ class ExperienceStore(Protocol):
         """Append to one table; see `append_all`."""
         ...
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """Append to several tables and move named cursors, all or nothing; durable when it returns.
 
         Columns may come in any order and nullable columns may be missing (null). A key stored before with the same
         content (volatile columns aside) is skipped; so is a repeat inside `tables`. Appending `decisions` moves the
         rollout's status (keep → kept, reject → rejected, hold → held, release → new; mask changes nothing).
+
+        Args:
+            on_invalid: `refuse_all` raises for the first bad row and stores nothing. `refuse_rows` leaves bad rows out
+                (a value or length that does not fit, a key that is taken by other content, a rollout that is not
+                stored), names each in the receipt and in `events` (kind `refused_row`), and stores the others. What
+                is not about single rows is raised all the same.
 
         Raises:
             SchemaError: unknown table or column, wrong type, null where none may be, unequal per-token lengths, NaN

@@ -7,8 +7,6 @@ import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,14 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, TABLES
-from buffer_engine.store import batches, history, index
+from buffer_engine.schema import ROLLOUTS, TABLES
+from buffer_engine.store import batches, history, index, states
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
     BatchRecord,
     Durability,
     Finding,
+    OnInvalid,
     ReadPolicy,
     Reservation,
     StoreInfo,
@@ -32,7 +31,7 @@ from buffer_engine.store.base import (
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
-from buffer_engine.store.damage import GuardedReader, quarantined_frames
+from buffer_engine.store.damage import GuardedReader
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
@@ -40,6 +39,7 @@ from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
 from buffer_engine.store.media import LocalMediaFiles, MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
+from buffer_engine.store.pressure import BackPressure, Gate
 from buffer_engine.store.quarantine import Quarantine
 from buffer_engine.store.reading import Frame, frames_by_id, frames_of, rows_at, schema_of, wanted_columns
 from buffer_engine.store.reserve import Reserver
@@ -56,6 +56,7 @@ def open_store(
     create: bool = True,
     durability: Durability = "power",
     read_only: bool = False,
+    back_pressure: BackPressure | None = None,
 ) -> LocalStore:
     """Open the store in a folder.
 
@@ -65,6 +66,7 @@ def open_store(
         durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
             the death of any process; the reader sees no difference.
         read_only: for inspection; creates nothing and works while others write.
+        back_pressure: has appends of training rollouts wait while many are still to be trained; None: they never do.
 
     Raises:
         StoreVersionError: the store has another schema version.
@@ -75,14 +77,20 @@ def open_store(
         with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
             layout.segments.mkdir(parents=True, exist_ok=True)
     catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability)
+    return LocalStore(layout, catalog, durability=durability, back_pressure=back_pressure)
 
 
 class LocalStore:
     """See `ExperienceStore`. One object may be shared by threads; a forked child opens its own."""
 
     def __init__(
-        self, layout: StoreLayout, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES
+        self,
+        layout: StoreLayout,
+        catalog: Catalog,
+        *,
+        durability: Durability,
+        segment_bytes: int = SEGMENT_BYTES,
+        back_pressure: BackPressure | None = None,
     ) -> None:
         self._layout = layout
         self._catalog = catalog
@@ -92,7 +100,8 @@ class LocalStore:
         self._reader = GuardedReader(layout, catalog, self._files)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
-        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
+        gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
         self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
         self._quarantine = Quarantine(catalog, self._appender, self._writer, self._reader, self._blocks)
@@ -111,9 +120,17 @@ class LocalStore:
         """Append to one table; see `append_all`."""
         return self.append_all({table: rows}, cursors=cursors)
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._quarantine.noting(lambda: self._appender.append_all(tables, cursors=cursors))
+        return self._quarantine.noting(
+            lambda: self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
+        )
 
     def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
         """See `ExperienceStore.put_media`."""
@@ -228,33 +245,17 @@ class LocalStore:
                 batches=history.entries(self._catalog.read(), until=until),
             )
             return state if status is None else state.filter(pc.equal(state.column("status"), status))
-        names: list[str] = ROLLOUT_STATE.names
-        found = self._catalog.read().execute(
-            f"SELECT {', '.join(names)} FROM index_rollouts "
-            "WHERE (:run IS NULL OR run_id = :run) AND (:status IS NULL OR status = :status) ORDER BY sequence",
-            {"run": run_id, "status": status},
-        )
-        return _table(found.fetchall(), ROLLOUT_STATE)
+        return states.rollout_state(self._catalog.read(), run_id, status)
 
     def batch_state(self, *, until: int | None = None) -> pa.Table:
         """State of batches, in the order they were reserved."""
         if until is not None:
-            latest = history.latest(history.entries(self._catalog.read(), until=until))
-            rows = [
-                (b.batch_id, b.run_id, b.status, b.step, b.rows, _moment(b.reserved_at), _moment(b.committed_at))
-                for b in sorted(latest, key=lambda entry: (entry.reserved_at, entry.batch_id))
-            ]
-            return _table(rows, BATCH_STATE)
-        found = self._catalog.read().execute(
-            "SELECT batch_id, run_id, status, step, rows, reserved_at, committed_at FROM batches "
-            "ORDER BY reserved_at, batch_id"
-        )
-        return _table([(*row[:5], _moment(row[5]), _moment(row[6])) for row in found], BATCH_STATE)
+            return states.batch_state_of(history.latest(history.entries(self._catalog.read(), until=until)))
+        return states.batch_state(self._catalog.read())
 
     def quarantine(self) -> pa.Table:
         """See `ExperienceStore.quarantine`."""
-        found = quarantined_frames(self._catalog.read())
-        return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)
+        return states.quarantine(self._catalog.read())
 
     @contextmanager
     def open_run(self, run_id: str) -> Generator[None]:
@@ -385,14 +386,3 @@ class LocalStore:
     ) -> None:
         """Close."""
         self.close()
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )

@@ -134,6 +134,9 @@ def test_the_sample_itself_has_no_problems(tmp_path: Path) -> None:
         (("seed: 11", "seed: null"), "seed", 3, "give a value or remove the key"),
         (("store: {path: FOLDER/store}", ""), "store", 1, "required key 'store' is missing"),
         (("store: {path: FOLDER/store}", "store: x"), "store", 4, "expected a mapping, found the text 'x'"),
+        (("FOLDER/store}", "FOLDER/store, max_waiting_rows: 15}"), "store.max_waiting_rows", 4,
+         "one exploration makes 16 rows, and the loop trains only after it: with a bound of 15 it would wait for "
+         "itself write 16 or more"),
         (("FOLDER/store", "FOLDER/tasks.jsonl"), "store.path", 4, "is a file, not a folder"),
         (("FOLDER/store", "FOLDER/tasks.jsonl/deep"), "store.path", 4, "cannot be made in it"),
         (("type: scripted", "tpye: scripted"), "models.policy", 6, "a model needs a `type`"),
