@@ -18,6 +18,7 @@ from buffer_engine.errors import StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.erase import EraseRule
 from buffer_engine.store.recover import recover_store
 from pipelines.cli.main import app
 
@@ -96,6 +97,30 @@ def test_a_store_whose_catalog_is_gone_is_made_again_from_its_segments(folder: P
         assert held is not None
         assert held.experience_ids == ("x6", "x7", "x8", "x9", "x11")
         assert store.verify() == []
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("grace", [0.0, 600.0])
+def test_compacted_and_erased_rows_come_back_as_they_were(
+    folder: Path, tmp_path: Path, lost: bool, grace: float
+) -> None:
+    with open_store(folder, durability="process") as store:
+        store.compact(everything=True, grace_seconds=grace)
+        store.erase(EraseRule(experience_ids=("x0", "x11")), reason="asked", author="anna", force=True,
+                    grace_seconds=grace)  # fmt: skip
+        store.append("rollouts", rollouts([12, 13]))
+        before = content(store)
+        assert store.verify() == []
+    if lost:
+        drop_catalog(folder)
+    found = recover_store(folder, tmp_path / "new", durability="process")
+    assert (found.findings, found.left_out) == ([], [])
+    with open_store(tmp_path / "new", durability="process") as store:
+        assert content(store) == before
+        assert store.fetch(["x0"]).column("token_ids").to_pylist() == [[]]
+        held = store.reserve(ReadPolicy.model_validate({"rows": 8}), run_id="run", batch_id="b4", model_version=3)
+        assert held is not None
+        assert "x11" not in held.experience_ids
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 20_000, 60_000])
