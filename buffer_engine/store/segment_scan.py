@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -95,8 +96,10 @@ def _stream(
     path: Path, segment: str, spec: TableSpec, listed: Mapping[int, Listing]
 ) -> Iterator[FoundFrame | DamagedPart]:
     if path.stat().st_size == 0:
-        return  # a writer was killed between making the file and writing to it
+        return  # a writer was killed between making the file and allocating room
     data = pa.memory_map(str(path), "r").read_buffer()
+    if not np.frombuffer(data, dtype=np.uint8).any():
+        return  # and here between that and writing to it
     schema, at = _schema(data, spec)
     if schema is None:
         yield DamagedPart(segment, 0, "the schema at its start is damaged; the table's present schema is tried")
