@@ -80,9 +80,9 @@ def _frames(connection: sqlite3.Connection) -> Iterator[Finding]:
         if retired_at is not None:
             yield Finding("catalog", where, f"it lies in {name}, which is to be removed")
         before = max(before, at) if at <= version else before
-    for name, table, form in connection.execute("SELECT name, tbl, format FROM segments").fetchall():
-        if not name.startswith(f"{table}/") or form not in ("arrows", "parquet"):
-            yield Finding("catalog", f"segments/{name}", f"it is listed as {form!r} of table {table!r}")
+    for name, table, form, writer in connection.execute("SELECT name, tbl, format, writer FROM segments").fetchall():
+        if not name.startswith(f"{table}/{writer}-") or form not in ("arrows", "parquet"):
+            yield Finding("catalog", f"segments/{name}", f"it is listed as {form!r} of table {table!r} by {writer!r}")
 
 
 def _sequences(connection: sqlite3.Connection) -> Iterator[Finding]:
