@@ -136,14 +136,15 @@ class Harness:
         elif killing:
             way = self._dice.random()
             if way < 0.5:
-                slot.kill_at = time.monotonic() + self._dice.uniform(0.01, 0.3)
+                slot.kill_at = time.monotonic() + self._dice.uniform(0.01, 1.0 if slot.role == "compactor" else 0.3)
                 slot.how = "timed"
-            elif way < 0.75:
+            elif way < 0.75 and slot.role != "compactor":
                 death = Death(calls=self._dice.randrange(20, 6_000))
                 slot.how = "at a call"
             else:
                 point = self._dice.choice(points_of(slot.role))
-                death = Death(point=point, count=self._dice.randrange(1, 20), after=self._dice.random() < 0.5)
+                most = 3 if slot.role == "compactor" else 20
+                death = Death(point=point, count=self._dice.randrange(1, most), after=self._dice.random() < 0.5)
                 slot.how = point
             if death is not NEVER:  # a role with nothing to do would never get there
                 slot.kill_at = time.monotonic() + 2.0

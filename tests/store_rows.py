@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import pyarrow as pa
 
 import buffer_engine
 from buffer_engine.schema import TABLES
+from buffer_engine.store import open_store
+from buffer_engine.store.base import ReadPolicy
 
 WHEN = datetime(2025, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 Row = dict[str, Any]
@@ -110,3 +112,34 @@ def child_environment() -> dict[str, str]:
     """Environment in which a child process imports the package and these rows."""
     roots = [str(Path(buffer_engine.__file__).parents[1]), str(Path(__file__).parent)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "OMP_NUM_THREADS": "1"}
+
+
+def fill_store(folder: Path) -> None:
+    """Tasks, 12 rollouts, scores in two versions, verdicts that change, two trained batches and one that waits."""
+    with open_store(folder, durability="process") as store:
+        store.append("tasks", table("tasks", [task(f"t{number}") for number in range(6)]))
+        store.append("models", model(0, parent=None, step=0))
+        for number in range(0, 12, 2):
+            at = WHEN + timedelta(seconds=number)
+            pair = [rollout(one, created_at=at) for one in (number, number + 1)]
+            store.append("rollouts", table("rollouts", pair), cursors={"seen": number + 2})
+            late = at + timedelta(seconds=1)
+            scores = [score(f"x{one}", float(one), scored_at=late) for one in (number, number + 1)]
+            store.append_all(
+                {
+                    "decisions": decisions([number, number + 1], decided_at=late),
+                    "scores": table("scores", scores),
+                }
+            )
+        store.append("decisions", decisions([10], "reject", pass_id="p2", decided_at=WHEN + timedelta(seconds=60)))
+        for step in (1, 2, 3):
+            held = store.reserve(ReadPolicy.model_validate({"rows": 2}), run_id="run", batch_id=f"b{step}",
+                                 model_version=step - 1)  # fmt: skip
+            assert held is not None
+            batch, rows = manifest(f"b{step}", step, held.experience_ids)
+            store.prepare_batch(held, step=step, batch=batch, rows=rows)
+            if step < 3:
+                store.commit_batch(f"b{step}", step=step, model=model(step))
+        event = {"run_id": "run", "step": 1, "kind": "retry", "count": 2, "experience_id": None, "detail": None,
+                 "recorded_at": WHEN}  # fmt: skip
+        store.append("events", table("events", [event]))

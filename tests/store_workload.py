@@ -58,7 +58,9 @@ class Acknowledgements:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def say(self, *words: object) -> None:
-        os.write(self._handle, (" ".join(map(str, words)) + "\n").encode())
+        line = (" ".join(map(str, words)) + "\n").encode()
+        written = os.write(self._handle, line)
+        assert written == len(line), "the disk with the acknowledgements is full"
 
 
 def live(folder: str, acknowledgements: str, calls: int, rounds: int) -> None:

@@ -114,14 +114,15 @@ class Catalog:
                 self._writer.execute("PRAGMA synchronous = FULL")
             try:
                 self._take(self._writer)
-                yield self._writer
-                self._writer.execute("COMMIT")
-                self._checkpoints.committed(self._writer)
-            except BaseException:
-                # a failed COMMIT (full disk) leaves the transaction open; some failures have rolled back already
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
+                try:
+                    yield self._writer
+                    self._writer.execute("COMMIT")
+                    self._checkpoints.committed(self._writer)
+                except BaseException:
+                    # a failed COMMIT (full disk) leaves the transaction open; some failures have rolled back already
+                    if self._writer.in_transaction:
+                        self._writer.execute("ROLLBACK")
+                    raise
             finally:
                 if synced:
                     self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")

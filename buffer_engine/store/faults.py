@@ -28,6 +28,8 @@ def explained(path: Path, doing: str) -> Generator[None]:
         raise of_os_error(error, path, doing) from error
     except sqlite3.Error as error:
         raise of_sqlite_error(error, path, doing) from error
+    except UnicodeDecodeError as error:  # SQLite names what is damaged in the bytes that it found there
+        raise damaged_catalog(error, path, doing) from error
 
 
 def of_os_error(error: OSError, path: Path, doing: str) -> StoreError:
@@ -48,6 +50,14 @@ def of_os_error(error: OSError, path: Path, doing: str) -> StoreError:
     )
 
 
+def damaged_catalog(error: Exception, path: Path, doing: str) -> StoreError:
+    """The store error for a catalog that SQLite cannot read."""
+    return StoreError(
+        f"{path}: could not {doing}: the catalog is damaged or not a catalog [{error}]; restore catalog.sqlite "
+        f"(and its -wal file) from a copy, or make a new store: buffer-engine store recover {path} --into NEW"
+    )
+
+
 def of_sqlite_error(error: sqlite3.Error, path: Path, doing: str) -> StoreError:
     """The store error for a failed catalog statement."""
     code: str = getattr(error, "sqlite_errorname", "") or ""
@@ -65,10 +75,7 @@ def of_sqlite_error(error: sqlite3.Error, path: Path, doing: str) -> StoreError:
             "open it with read_only=True, or make the folder writable"
         )
     if code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return StoreError(
-            f"{path}: could not {doing}: the catalog is damaged or not a catalog [{error}]; restore catalog.sqlite "
-            f"(and its -wal file) from a copy, or make a new store: buffer-engine store recover {path} --into NEW"
-        )
+        return damaged_catalog(error, path, doing)
     if code.startswith("SQLITE_CANTOPEN"):
         return StoreError(
             f"{path}: could not {doing}: the catalog cannot be opened [{error}]; "

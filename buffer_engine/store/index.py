@@ -15,10 +15,11 @@ Key = tuple[str | int, ...]
 Place = tuple[int, int]
 """(frame id, row within the frame)."""
 
-_ROLLOUT_COLUMNS = (
+ROLLOUT_COLUMNS = (
     "experience_id", "run_id", "task_id", "group_id", "group_size", "attempt", "sample_index", "turn_index",
     "partition", "model_version",
 )  # fmt: skip
+"""Columns of a rollout that its index row repeats."""
 
 
 STATUS_OF_VERDICT = {"keep": "kept", "reject": "rejected", "hold": "held", "release": "new"}
@@ -151,7 +152,7 @@ def _insert(
 def _insert_rollouts(
     connection: sqlite3.Connection, batch: pa.RecordBatch, contents: Sequence[bytes], frame_id: int
 ) -> None:
-    values = [batch.column(name).to_pylist() for name in _ROLLOUT_COLUMNS]
+    values = [batch.column(name).to_pylist() for name in ROLLOUT_COLUMNS]
     failed = batch.column("error").is_valid().cast(pa.int8()).to_pylist()
     groups: list[tuple[str, str]] = list(zip(values[1], values[3], strict=True))
     (last,) = connection.execute("SELECT coalesce(max(sequence), 0) FROM index_rollouts").fetchone()
@@ -160,7 +161,7 @@ def _insert_rollouts(
     for row, (group, bad, content, *rest) in enumerate(zip(groups, failed, contents, *values, strict=True)):
         sequence = last + 1 + row
         rows.append((sequence, frame_id, row, content, bad, first.setdefault(group, sequence), *rest))
-    columns = ("sequence", "frame_id", "row", "content", "failed", "group_first", *_ROLLOUT_COLUMNS)
+    columns = ("sequence", "frame_id", "row", "content", "failed", "group_first", *ROLLOUT_COLUMNS)
     connection.executemany(
         f"INSERT INTO index_rollouts ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows
     )

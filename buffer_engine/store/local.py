@@ -7,8 +7,6 @@ import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, TABLES
-from buffer_engine.store import batches, history, index
+from buffer_engine.schema import ROLLOUTS, TABLES
+from buffer_engine.store import batches, history, index, states
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
@@ -33,7 +31,7 @@ from buffer_engine.store.base import (
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
-from buffer_engine.store.damage import GuardedReader, quarantined_frames
+from buffer_engine.store.damage import GuardedReader
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
@@ -252,33 +250,17 @@ class LocalStore:
                 batches=history.entries(self._catalog.read(), until=until),
             )
             return state if status is None else state.filter(pc.equal(state.column("status"), status))
-        names: list[str] = ROLLOUT_STATE.names
-        found = self._catalog.read().execute(
-            f"SELECT {', '.join(names)} FROM index_rollouts "
-            "WHERE (:run IS NULL OR run_id = :run) AND (:status IS NULL OR status = :status) ORDER BY sequence",
-            {"run": run_id, "status": status},
-        )
-        return _table(found.fetchall(), ROLLOUT_STATE)
+        return states.rollout_state(self._catalog.read(), run_id, status)
 
     def batch_state(self, *, until: int | None = None) -> pa.Table:
         """State of batches, in the order they were reserved."""
         if until is not None:
-            latest = history.latest(history.entries(self._catalog.read(), until=until))
-            rows = [
-                (b.batch_id, b.run_id, b.status, b.step, b.rows, _moment(b.reserved_at), _moment(b.committed_at))
-                for b in sorted(latest, key=lambda entry: (entry.reserved_at, entry.batch_id))
-            ]
-            return _table(rows, BATCH_STATE)
-        found = self._catalog.read().execute(
-            "SELECT batch_id, run_id, status, step, rows, reserved_at, committed_at FROM batches "
-            "ORDER BY reserved_at, batch_id"
-        )
-        return _table([(*row[:5], _moment(row[5]), _moment(row[6])) for row in found], BATCH_STATE)
+            return states.batch_state_of(history.latest(history.entries(self._catalog.read(), until=until)))
+        return states.batch_state(self._catalog.read())
 
     def quarantine(self) -> pa.Table:
         """See `ExperienceStore.quarantine`."""
-        found = quarantined_frames(self._catalog.read())
-        return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)
+        return states.quarantine(self._catalog.read())
 
     @contextmanager
     def open_run(self, run_id: str) -> Generator[None]:
@@ -414,14 +396,3 @@ class LocalStore:
     ) -> None:
         """Close."""
         self.close()
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )

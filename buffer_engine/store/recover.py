@@ -12,6 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -22,6 +23,7 @@ import pyarrow as pa
 from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError, StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import Durability, Finding
+from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.local import LocalStore, open_store
@@ -29,7 +31,7 @@ from buffer_engine.store.past_batches import BatchReport, last_manifests, restor
 from buffer_engine.store.salvage import Salvaged, salvage
 from buffer_engine.store.segment_scan import DamagedPart, FoundFrame, Listing, scan_segment
 
-_FIRST = ("tasks", "models", "rollouts", "media")
+_FIRST = ("media", "tasks", "models", "rollouts")
 """What other rows refer to; it goes first when the old order is not known."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -79,6 +81,7 @@ def recover_store(
         for together in _in_order(last_manifests(frames)):
             taker.take(together)
         _move_cursors(store, old, report)
+        _close_erased(store, durability)
         restore_batches(store, old, durability, report)
         report.lost += _lost(old, whole=whole)
         report.rows = dict(store.info().rows)
@@ -111,14 +114,32 @@ def _found(
                 # behind the last listed batch of a catalog that is whole, nothing was ever acknowledged
                 if not whole or one.offset in listed.get(name, {}):
                     report.left_out.append(f"segments/{one.segment}@{one.offset}: {one.message}")
-            elif one.listing is not None or not whole:
+            elif not whole or _still_listed(one, listed.get(name, {})):
                 frames.append(one)
     missing = sorted(set(listed) - set(names))
     report.left_out += [
         f"segments/{name}: the file is missing, with {sum(one.rows for one in listed[name].values())} rows"
         for name in missing
     ]
-    return frames
+    return _newest_form(frames)
+
+
+def _still_listed(one: FoundFrame, listed: dict[int, Listing]) -> bool:
+    """Whether the old catalog has this very batch here: it may have been moved on, or never have been acknowledged."""
+    known = listed.get(one.offset)
+    return one.listing is not None and known is not None and known.frame_id == one.listing.frame_id
+
+
+def _newest_form(frames: Sequence[FoundFrame]) -> list[FoundFrame]:
+    """One form of each batch: compaction leaves the files that it moved rows from for a while.
+
+    The newest Parquet file counts, because an erasure takes payload away by writing one.
+    """
+    newest: dict[int, int] = {}
+    for one in frames:
+        if one.compacted:
+            newest[one.xxh3] = max(newest.get(one.xxh3, 0), one.file_time)
+    return [one for one in frames if one.xxh3 not in newest or (one.compacted and one.file_time == newest[one.xxh3])]
 
 
 def _in_order(frames: Sequence[FoundFrame]) -> Iterator[list[FoundFrame]]:
@@ -200,6 +221,15 @@ def _move_cursors(store: LocalStore, old: Salvaged, report: Recovery) -> None:
             f"cursors: {len(cursors)} could be read, perhaps not all ({old.problems['cursors']}); a run goes on from "
             "its cursors, so start it under a new name unless they are all there"
         )
+
+
+def _close_erased(store: LocalStore, durability: Durability) -> None:
+    """Keep every policy from rows whose payload was erased."""
+    with closing(Catalog(StoreLayout(store.path), durability=durability, read_only=False)) as catalog:
+        with catalog.transaction("close erased rows") as connection:
+            connection.execute(
+                "UPDATE index_rollouts SET failed = 1 WHERE experience_id IN (SELECT experience_id FROM index_erasures)"
+            )
 
 
 def _lost(old: Salvaged, *, whole: bool) -> list[str]:

@@ -7,13 +7,13 @@ surviving catalog entry vouches for is only known to be well formed.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ import pyarrow.types as pt
 
 from buffer_engine.errors import SchemaError
 from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.parquet import labels_of
 from buffer_engine.store.reading import present
 from buffer_engine.store.segments import frame_checksum
 from buffer_engine.store.validate import conform
@@ -47,6 +48,8 @@ class FoundFrame:
     Attributes:
         listing: what vouches for it; None: nobody does, so it may never have been acknowledged.
         newest: largest time in it, kept from going backwards within a file; None: the table has no time.
+        xxh3: checksum of its Arrow bytes, in a Parquet file of those that it was moved from.
+        file_time: when the file was last written, in ns.
     """
 
     table: str
@@ -55,6 +58,13 @@ class FoundFrame:
     batch: pa.RecordBatch
     listing: Listing | None
     newest: datetime | None
+    xxh3: int
+    file_time: int = 0
+
+    @property
+    def compacted(self) -> bool:
+        """Whether it lies in a Parquet file."""
+        return self.segment.endswith(".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,10 @@ def _stream(
     path: Path, segment: str, spec: TableSpec, listed: Mapping[int, Listing]
 ) -> Iterator[FoundFrame | DamagedPart]:
     if path.stat().st_size == 0:
-        return  # a writer was killed between making the file and writing to it
+        return  # a writer was killed between making the file and allocating room
     data = pa.memory_map(str(path), "r").read_buffer()
+    if not np.frombuffer(data, dtype=np.uint8).any():
+        return  # and here between that and writing to it
     schema, at = _schema(data, spec)
     if schema is None:
         yield DamagedPart(segment, 0, "the schema at its start is damaged; the table's present schema is tried")
@@ -101,11 +113,12 @@ def _stream(
             if batch is None or frame_checksum(memoryview(data.slice(at, listing.length))) != listing.xxh3:
                 yield DamagedPart(segment, at, f"{listing.rows} rows whose bytes have changed since they were written")
             else:
-                yield FoundFrame(spec.name, segment, at, batch, listing, _newest(batch))
+                yield FoundFrame(spec.name, segment, at, batch, listing, _newest(batch), listing.xxh3)
             at = end
             continue
         if batch is not None:
-            yield FoundFrame(spec.name, segment, at, batch, None, _newest(batch))
+            xxh3 = frame_checksum(memoryview(data.slice(at, end - at)))
+            yield FoundFrame(spec.name, segment, at, batch, None, _newest(batch), xxh3)
             at = end
             continue
         ends = bytes(data.slice(at, 4)) == bytes(4)
@@ -169,21 +182,49 @@ def _parquet(path: Path, segment: str, spec: TableSpec) -> Iterator[FoundFrame |
     """Frames of a compacted file, which lists them in its metadata; only acknowledged ones are ever compacted."""
     try:
         file = pq.ParquetFile(path, page_checksum_verification=True)
-        given = json.loads((file.schema_arrow.metadata or {}).get(b"buffer_engine.frames", b"[]"))
-        # the file's rows are those of its frames, one after another
-        frames = [Listing(frame_id, version, rows, rows, xxh3) for frame_id, version, rows, xxh3 in given]
-        rows = file.read().select(spec.schema.names).cast(spec.schema).combine_chunks()
-        conform(spec, rows)
-    except (pa.ArrowException, SchemaError, OSError, KeyError, ValueError, TypeError) as error:
-        yield DamagedPart(segment, 0, " ".join(str(error).split()))
+        labels = labels_of(file.metadata)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        yield DamagedPart(segment, 0, f"no Parquet file: {' '.join(str(error).split())}")
         return
+    bounds = [0]
+    for group in range(file.metadata.num_row_groups):
+        bounds.append(bounds[-1] + file.metadata.row_group(group).num_rows)
+    groups: dict[int, pa.Table | None] = {}
     at = 0
-    for listing in frames:
-        for batch in rows.slice(at, listing.rows).to_batches():
-            yield FoundFrame(spec.name, segment, at, batch, listing, _newest(batch))
-        at += listing.rows
-    if at != rows.num_rows:
-        yield DamagedPart(segment, at, f"{rows.num_rows - at} rows that no frame of the file's own list covers")
+    for label in labels:
+        end = at + label.rows
+        inside = [group for group in range(len(bounds) - 1) if bounds[group] < end and bounds[group + 1] > at]
+        for group in [known for known in groups if known not in inside]:
+            del groups[group]
+        for group in inside:
+            if group not in groups:
+                groups[group] = _row_group(file, group, spec)
+        tables = [table for group in inside if (table := groups[group]) is not None]
+        if len(tables) < len(inside) or end > bounds[-1]:
+            yield DamagedPart(segment, at, f"{label.rows} rows whose bytes have changed since they were written")
+        elif inside:
+            rows = pa.concat_tables(tables).slice(at - bounds[inside[0]], label.rows).combine_chunks()
+            listing = Listing(label.frame_id, label.version, label.rows, label.rows, label.xxh3)
+            for batch in rows.to_batches():
+                yield FoundFrame(
+                    spec.name, segment, at, batch, listing, _newest(batch), label.xxh3, path.stat().st_mtime_ns
+                )
+        at = end
+
+
+def _row_group(file: pq.ParquetFile, group: int, spec: TableSpec) -> pa.Table | None:
+    """A row group with the table's present columns; None when its bytes have changed."""
+    try:
+        found = file.read_row_group(group)
+        columns = [
+            found.column(field.name).cast(field.type)
+            if field.name in found.column_names
+            else pa.nulls(found.num_rows, field.type)
+            for field in spec.schema
+        ]
+        return pa.table(columns, schema=spec.schema)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 def _newest(batch: pa.RecordBatch) -> datetime | None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 import pyarrow as pa
 
 from buffer_engine.errors import CorruptSegmentError, SchemaError
 from buffer_engine.schema import TABLES, TableSpec
-from buffer_engine.store import index, keyblocks, ledger
+from buffer_engine.store import audit, index, keyblocks, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
@@ -45,12 +45,14 @@ class Verifier:
         files = self._layout.segment_files()  # before the snapshot: a segment begun later is then in neither
         with self._catalog.snapshot():
             self._held = quarantined_ids(self._connection)
-            found = list(_catalog_findings(self._connection))
-            found += _file_findings(self._connection, self._layout, files)
+            found = list(_readable("the catalog's pages", _catalog_findings(self._connection)))
+            found += _readable("the catalog's shape", audit.shape_findings(self._connection))
+            found += _readable("the catalog against itself", audit.catalog_findings(self._connection))
+            found += _readable("the files", _file_findings(self._connection, self._layout, files))
             for spec in TABLES.values():
-                found += self._table_findings(spec)
-            found += self._book.findings(self._connection)
-            found += self._media.findings()
+                found += _readable(spec.name, self._table_findings(spec))
+            found += _readable("the accounts", self._book.findings(self._connection))
+            found += _readable("media", self._media.findings())
         self._reader.close()
         return found
 
@@ -95,8 +97,8 @@ class Verifier:
         except SchemaError as error:
             yield Finding("length", where, str(error))
         if spec.key:
-            found = _indexed(spec, batch)
             gone = _erased(self._connection, batch) if spec is TABLES["rollouts"] else {}
+            found = _indexed(spec, batch, gone)
             for at, tokens in gone.items():
                 if tokens:
                     yield Finding(
@@ -116,13 +118,30 @@ class Verifier:
         self._media.read(spec, batch)
 
 
-def _indexed(spec: TableSpec, batch: pa.RecordBatch) -> list[Indexed]:
+def _readable(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings; what a damaged catalog makes of a check is one more, and does not keep others from running."""
+    try:
+        yield from findings
+    except Exception as error:  # noqa: BLE001 - names that do not exist, texts that are none, blobs of another size …
+        yield Finding("catalog", what, f"it could not be checked to its end ({type(error).__name__}: {error})")
+
+
+def _indexed(spec: TableSpec, batch: pa.RecordBatch, erased: Mapping[int, int]) -> list[Indexed]:
     """What the catalog should have for the rows of a frame."""
     if spec.name in keyblocks.BLOCKED:
-        heads, tags = keyblocks.fingerprints(keyblocks.key_columns(spec, batch))
-        return [(row, key, b"") for row, key in enumerate(zip(heads.tolist(), tags.tolist(), strict=True))]
-    keys, contents = index.keys_of(spec, batch), row_hashes(spec, batch)
-    return list(zip(range(batch.num_rows), keys, contents, strict=True))
+        owners, tags = keyblocks.fingerprints(keyblocks.key_columns(spec, batch))
+        return [(row, key, b"") for row, key in enumerate(zip(owners.tolist(), tags.tolist(), strict=True))]
+    columns = [batch.column(name).to_pylist() for name in _looked_up(spec)]
+    if spec.name == "rollouts":  # an erased row must not train either
+        bad = batch.column("error").is_valid().to_pylist()
+        columns.append([int(failed or at in erased) for at, failed in enumerate(bad)])
+    return list(zip(range(batch.num_rows), zip(*columns, strict=True), row_hashes(spec, batch), strict=True))
+
+
+def _looked_up(spec: TableSpec) -> tuple[str, ...]:
+    """The key, and the other columns that the index has from the row; `failed` comes after them for rollouts."""
+    more = {"rollouts": index.ROLLOUT_COLUMNS[1:], "tasks": ("partition", "prompt_hash")}
+    return (*spec.key, *more.get(spec.name, ()))
 
 
 def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
@@ -132,8 +151,9 @@ def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator
         for frame_id, rows in groupby(keyblocks.entries(connection, spec.name), key=lambda row: row[0]):
             yield frame_id, [(row[1], tuple(row[2:]), b"") for row in rows]
         return
+    columns = [*_looked_up(spec), *(["failed"] if spec.name == "rollouts" else [])]
     found = connection.execute(
-        f"SELECT frame_id, row, content, {', '.join(spec.key)} FROM index_{spec.name} ORDER BY frame_id, row"
+        f"SELECT frame_id, row, content, {', '.join(columns)} FROM index_{spec.name} ORDER BY frame_id, row"
     )
     for frame_id, rows in groupby(found, key=lambda row: row[0]):
         yield frame_id, [(row[1], tuple(row[3:]), row[2]) for row in rows]

@@ -11,51 +11,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from store_rows import WHEN, decisions, manifest, model, rollout, rollouts, score, table, task
+from store_rows import WHEN, fill_store, manifest, model, rollouts
 from typer.testing import CliRunner
 
 from buffer_engine.errors import StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.erase import EraseRule
 from buffer_engine.store.recover import recover_store
 from pipelines.cli.main import app
 
 
-def fill(folder: Path) -> None:
-    """Tasks, 12 rollouts, scores in two versions, verdicts that change, two trained batches and one that waits."""
-    with open_store(folder, durability="process") as store:
-        store.append("tasks", table("tasks", [task(f"t{number}") for number in range(6)]))
-        store.append("models", model(0, parent=None, step=0))
-        for number in range(0, 12, 2):
-            at = WHEN + timedelta(seconds=number)
-            pair = [rollout(one, created_at=at) for one in (number, number + 1)]
-            store.append("rollouts", table("rollouts", pair), cursors={"seen": number + 2})
-            late = at + timedelta(seconds=1)
-            scores = [score(f"x{one}", float(one), scored_at=late) for one in (number, number + 1)]
-            store.append_all(
-                {
-                    "decisions": decisions([number, number + 1], decided_at=late),
-                    "scores": table("scores", scores),
-                }
-            )
-        store.append("decisions", decisions([10], "reject", pass_id="p2", decided_at=WHEN + timedelta(seconds=60)))
-        for step in (1, 2, 3):
-            held = store.reserve(ReadPolicy.model_validate({"rows": 2}), run_id="run", batch_id=f"b{step}",
-                                 model_version=step - 1)  # fmt: skip
-            assert held is not None
-            batch, rows = manifest(f"b{step}", step, held.experience_ids)
-            store.prepare_batch(held, step=step, batch=batch, rows=rows)
-            if step < 3:
-                store.commit_batch(f"b{step}", step=step, model=model(step))
-        event = {"run_id": "run", "step": 1, "kind": "retry", "count": 2, "experience_id": None, "detail": None,
-                 "recorded_at": WHEN}  # fmt: skip
-        store.append("events", table("events", [event]))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    fill(tmp_path / "s")
+    fill_store(tmp_path / "s")
     return tmp_path / "s"
 
 
@@ -96,6 +66,30 @@ def test_a_store_whose_catalog_is_gone_is_made_again_from_its_segments(folder: P
         assert held is not None
         assert held.experience_ids == ("x6", "x7", "x8", "x9", "x11")
         assert store.verify() == []
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("grace", [0.0, 600.0])
+def test_compacted_and_erased_rows_come_back_as_they_were(
+    folder: Path, tmp_path: Path, lost: bool, grace: float
+) -> None:
+    with open_store(folder, durability="process") as store:
+        store.compact(everything=True, grace_seconds=grace)
+        store.erase(EraseRule(experience_ids=("x0", "x11")), reason="asked", author="anna", force=True,
+                    grace_seconds=grace)  # fmt: skip
+        store.append("rollouts", rollouts([12, 13]))
+        before = content(store)
+        assert store.verify() == []
+    if lost:
+        drop_catalog(folder)
+    found = recover_store(folder, tmp_path / "new", durability="process")
+    assert (found.findings, found.left_out) == ([], [])
+    with open_store(tmp_path / "new", durability="process") as store:
+        assert content(store) == before
+        assert store.fetch(["x0"]).column("token_ids").to_pylist() == [[]]
+        held = store.reserve(ReadPolicy.model_validate({"rows": 8}), run_id="run", batch_id="b4", model_version=3)
+        assert held is not None
+        assert "x11" not in held.experience_ids
 
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 20_000, 60_000])

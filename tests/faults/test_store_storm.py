@@ -23,14 +23,15 @@ def test_three_hundred_kills_of_many_processes_lose_double_and_skip_nothing(tmp_
     assert harness.finish() == []
     print(f"\n{tally}")
     with open_for_test(harness.store, read_only=True) as store:
-        before = statuses(store)
+        before, cold = statuses(store), store.info().cold_bytes
     assert sum(tally.kills.values()) >= KILLS
     assert min(tally.kills[role] for role in CAST) >= 5
     assert all(tally.ways[way] for way in ("timed", "at a call", *POINTS))
     assert tally.checks >= 100  # one check may follow several deaths
-    assert tally.rows >= 500
-    assert tally.batches >= 50
-    assert sum(map(int, promised(harness.logs, "compacted"))) >= 500
+    assert tally.rows >= 300
+    assert tally.batches >= 30
+    assert cold["rollouts"] > 0
+    assert cold["scores"] > 0
     # the segments of a store that was killed so often tell the same once the catalog is gone
     for file in harness.store.glob("catalog.sqlite*"):
         file.unlink()
