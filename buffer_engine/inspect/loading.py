@@ -25,6 +25,12 @@ from buffer_engine.inspect.source import Source
 PIECE_ROWS = 262_144
 """Rows that are taken over at once: what is in memory twice for a moment."""
 
+PACKED_FROM = 100_000
+"""Rows that are worth packing when a connection is refreshed."""
+
+LOOSE_AT_MOST = 6_000_000
+"""Rows that are held unpacked, about 200 bytes each, however large the store."""
+
 
 SEARCH = "SELECT * EXCLUDE (asked) FROM {hits} WHERE asked = words"
 """What `search('…')` stands for; the hits are there when the query runs."""
@@ -48,9 +54,11 @@ class LoadedSource:
         self._order: dict[str, int] = {}
         self._payload: dict[str, int | None] = {}
         self._index: SearchIndex | None = None
+        self._loose = 0
         self._searched: set[str] = set()
         self._searched_at: int | None = None
-        for database in (self.hot, self.light, self.full):
+        connection.execute(f"ATTACH ':memory:' AS {self.hot} (COMPRESS)")
+        for database in (self.light, self.full):
             connection.execute(f"ATTACH ':memory:' AS {database}")
         connection.execute(f"CREATE SCHEMA {self.hot}.derived")
         self._make_tables()
@@ -63,6 +71,9 @@ class LoadedSource:
         """Move to the newest version; rows are taken over when they are asked for."""
         if not self.source.refresh():
             self._forget()
+        # Whoever refreshes asks again: packing takes a second per two million rows and pays from then on.
+        if self._loose >= PACKED_FROM:
+            self._pack()
 
     def take(self, names: Iterable[str]) -> None:
         """Have these relations, derived ones included, as of the source's version."""
@@ -98,23 +109,29 @@ class LoadedSource:
 
     def _take_rows(self, name: str) -> None:
         columns = narrow_columns(name) + (["loss_mask", "token_ids"] if name == "rollouts" else [])
-        order = self._order.get(name, 0)
-        self._connection.execute("BEGIN")
+        after, order = self._until.pop(name, None) or 0, self._order.pop(name, 0)
         try:
-            found = self.source.rows(name, after=self._until.get(name) or 0, columns=columns)
-            for piece in _pieces(found):
+            for piece in _pieces(self.source.rows(name, after=after, columns=columns)):
                 incoming = _narrow(name, piece, first=order)
                 self._connection.register("__incoming", incoming)
                 self._connection.execute(f"INSERT INTO {self.hot}.main.{name} SELECT * FROM temp.main.__incoming")
                 order += incoming.num_rows
-            self._connection.execute("COMMIT")
+                self._loose += incoming.num_rows
+                if self._loose >= LOOSE_AT_MOST:
+                    self._pack()
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            # The next try begins anew: half a table must not be taken for a whole one.
+            self._connection.execute(f"DELETE FROM {self.hot}.main.{name}")
             raise
         finally:
             self._connection.unregister("__incoming")
         self._order[name] = order
         self._until[name] = self.source.version
+
+    def _pack(self) -> None:
+        """Have DuckDB compress what was taken over: a tenth of the memory, and faster to read than before."""
+        self._connection.execute(f"FORCE CHECKPOINT {self.hot}")
+        self._loose = 0
 
     def _forget(self) -> None:
         """Drop everything that was read: rows may have gone."""

@@ -34,7 +34,7 @@ QUESTIONS = [
     "SELECT max(len(messages)) FROM tasks",
     "SELECT * EXCLUDE (messages) FROM tasks",
     "SELECT task_id FROM tasks WHERE info_json LIKE '%gold%'",
-    "SELECT experience_id, (SELECT count(*) FROM transcripts t WHERE t.experience_id = e.experience_id) FROM rollouts e",
+    "SELECT task_id, (SELECT count(*) FROM transcripts t WHERE t.experience_id = e.experience_id) FROM rollouts AS e",
     "SELECT COLUMNS('.*_ids') FROM rollouts",
     "SUMMARIZE rollouts",
     "PIVOT rollouts ON stop_reason USING count(logprobs)",
@@ -180,7 +180,8 @@ def test_more_rows_than_one_piece_keep_their_order_and_counts() -> None:
     many = one.take(pa.array([0] * count)).set_column(0, one.schema.field(0), ids)
     with connect({"scores": many}) as inspection:
         [found] = inspection.rows(
-            "SELECT count(*) AS n, count(DISTINCT row_order) AS places, min(row_order) AS first, max(row_order) AS last "
+            "SELECT count(*) AS n, count(DISTINCT row_order) AS places, min(row_order) AS first, "
+            "max(row_order) AS last "
             "FROM raw.scores"
         )
     assert found == {"n": count, "places": count, "first": 0, "last": count - 1}
