@@ -5,16 +5,18 @@ Every peer gets exactly these rows, so their sizes and times can be set side by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 
-from buffer_engine.schema import ROLLOUTS, SCORES
+from buffer_engine.schema import BATCH_ROWS, BATCHES, DECISIONS, ROLLOUTS, SCORES
 
 GROUP = 8
 """Rows of one group, siblings of one task."""
 
+_WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 _TEXT = """so the answer is then we take first number add to both sides which gives because let now check that value
 equals remaining step carry over multiply divide total apples each box left right wait again therefore result sum of"""
 _WORDS = _TEXT.split()
@@ -36,7 +38,7 @@ def rollout_rows(count: int, *, seed: int = 0, first: int = 0, tokens: int = 100
     logprobs = -random.exponential(0.4, offsets[-1]).astype(np.float32)
     number = np.arange(first, first + count)
     text = _texts(random, count, tokens)
-    at = pa.array(np.full(count, int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1e6)), pa.int64())
+    at = pa.array(np.full(count, int(_WHEN.timestamp() * 1e6)), pa.int64())
     message = ROLLOUTS.schema.field("messages").type
     sampling = ROLLOUTS.schema.field("sampling").type
 
@@ -106,6 +108,32 @@ def score_rows(experience_ids: list[str], *, version: int = 1, seed: int = 0) ->
         "comment": pa.nulls(count, pa.string()),
     }
     return pa.table([columns[name] for name in SCORES.schema.names], schema=SCORES.schema)
+
+
+def decision_rows(experience_ids: list[str]) -> pa.Table:
+    """A verdict `keep` for each rollout."""
+    given = {
+        "verdict": "keep",
+        "operator": "bench",
+        "reason": "bench",
+        "pass_id": "bench",
+        "run_id": "bench",
+        "decided_at": _WHEN,
+    }
+    return pa.Table.from_pylist([{"experience_id": one, **given} for one in experience_ids], DECISIONS.schema)
+
+
+def manifest_rows(batch_id: str, experience_ids: Sequence[str], *, step: int) -> tuple[pa.Table, pa.Table]:
+    """The `batches` row of a batch and its `batch_rows`."""
+    batch = {
+        "batch_id": batch_id, "run_id": "bench", "step": step, "model_version": 0, "algorithm": "grpo",
+        "rows": len(experience_ids), "trained_tokens": 1, "config_hash": "bench", "code_commit": "bench",
+        "reader_json": "{}", "rng_json": "{}", "created_at": _WHEN,
+    }  # fmt: skip
+    given = {"batch_id": batch_id, "group_id": "g", "reward": 1.0, "advantage": 0.5, "weight": 1.0, "kind": "rollout",
+             "score_versions_json": "{}"}  # fmt: skip
+    rows = [{"position": at, "experience_id": one, **given} for at, one in enumerate(experience_ids)]
+    return pa.Table.from_pylist([batch], BATCHES.schema), pa.Table.from_pylist(rows, BATCH_ROWS.schema)
 
 
 def _texts(random: np.random.Generator, count: int, tokens: int) -> list[str]:

@@ -2,315 +2,315 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from benchmarks.store.data import rollout_rows, score_rows
-from benchmarks.store.limits import synced_file
-from benchmarks.store.peers import PAYLOAD, Peer, PeerKind, Unsupported
-
-BULK = 2048
-SMALL = 64
-BATCH = 256
-WRITERS = 4
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much is done; `quick` is for finding out whether everything works, not for numbers to quote."""
-
-    bulk_commits: int
-    small_commits: int
-    repeats: int
-    scores: int
-    writer_commits: int
-    watched: int
-
-    @classmethod
-    def of(cls, rows: int, *, quick: bool) -> Sizes:
-        """For `rows` rows in bulk, rounded up to whole commits."""
-        commits = max(1, -(-rows // BULK))
-        if quick:
-            return cls(commits, 8, 3, min(2000, commits * BULK), 2, 8)
-        return cls(commits, 100, 15, min(10_000, commits * BULK), 25, 60)
+from benchmarks.store.data_files import BATCH, BULK, FIRST, SMALL, WRITERS, DataFiles, Sizes
+from benchmarks.store.peers import PeerKind, Unsupported
+from benchmarks.store.process import Process
 
 
 @dataclass(slots=True)
 class Numbers:
-    """What was measured of one peer, by measure; a text says why there is no number."""
+    """What was measured of one peer, by measure.
+
+    Attributes:
+        values: a number, or a text that says why there is none.
+        cuts: of numbers that rest on less than was asked: on how much, and why.
+        status: why nothing was measured at all; empty otherwise.
+        rows: rollouts it holds by now.
+        bulk_rows: of those, the ones appended in bulk.
+    """
 
     kind: PeerKind
     values: dict[str, float | str] = field(default_factory=dict[str, "float | str"])
+    cuts: dict[str, str] = field(default_factory=dict[str, str])
+    status: str = ""
+    rows: int = 0
+    bulk_rows: int = 0
 
 
-@dataclass(slots=True)
-class _Clock:
-    wall: float = 0.0
-    cpu: float = 0.0
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all measures share."""
+
+    data: DataFiles
+    sizes: Sizes
+    folder: Path
+    say: Callable[[str], None]
 
 
-@contextmanager
-def _timed() -> Generator[_Clock]:
-    clock = _Clock()
-    begin, cpu = time.perf_counter(), time.process_time()
-    yield clock
-    clock.wall, clock.cpu = time.perf_counter() - begin, time.process_time() - cpu
+Step = Callable[[Process, Numbers, Bench], None]
 
 
-def measure(kinds: Sequence[PeerKind], folder: Path, sizes: Sizes, say: Callable[[str], None]) -> list[Numbers]:
+def measure(kinds: Sequence[PeerKind], bench: Bench) -> list[Numbers]:
     """Everything about every peer; what one cannot do or fails at is a text in place of the number.
 
-    Measure by measure, and within one peer by peer: what else the machine does then hits all peers about alike.
+    Measure by measure, and within one peer by peer: what else the machine does then hits all peers about alike. Peers
+    that keep the machine busy while they are open are measured afterwards, each by itself.
     """
-    found = [Numbers(kind) for kind in kinds]
-    opened: dict[str, Peer] = {}
-    for numbers in found:
-        kind = numbers.kind
-        missing = kind.missing()
-        if missing is not None:
-            numbers.values["status"] = missing
-            continue
-        try:
-            opened[kind.name] = kind.open(folder / kind.name / "main")
-        except Exception as error:  # an optional peer of another version: its row says so, the others are measured
-            numbers.values["status"] = f"failed to open: {type(error).__name__}: {error}"
-    present = [numbers for numbers in found if numbers.kind.name in opened]
-    try:
-        for step in (_bulk, _small, _batch, _late_scores, _group_by, _size):
-            for numbers in present:
-                name, place = numbers.kind.name, folder / numbers.kind.name / "main"
-                say(f"{step.__name__.strip('_').replace('_', ' ')}: {numbers.kind.title}")
-                work = partial(step, opened[name], place, sizes, numbers.values)
-                _attempt(step.__name__, numbers, work)
-    finally:
-        for peer in opened.values():
-            peer.close()
-    for step in (_writers, _visible):
-        for numbers in present:
-            say(f"{step.__name__.strip('_')}: {numbers.kind.title}")
-            work = partial(step, numbers.kind, folder / numbers.kind.name, sizes, numbers.values)
-            _attempt(step.__name__, numbers, work)
+    found = [Numbers(kind, status=kind.missing() or "") for kind in kinds]
+    able = [numbers for numbers in found if not numbers.status]
+    _together([numbers for numbers in able if not numbers.kind.alone], bench)
+    for numbers in able:
+        if numbers.kind.alone:
+            _together([numbers], bench)
     return found
 
 
-def _attempt(name: str, numbers: Numbers, work: Callable[[], None]) -> None:
-    measure_of = {
-        "_bulk": "bulk rows/s", "_small": "64-row commits rows/s", "_batch": "batch of 256 ms",
-        "_late_scores": "late scores ms", "_group_by": "group-by ms", "_size": "bytes/row",
-        "_writers": "4 writers rows/s", "_visible": "visible p50 ms",
-    }  # fmt: skip
+def _together(company: list[Numbers], bench: Bench) -> None:
+    opened: list[tuple[Process, Numbers]] = []
     try:
-        work()
+        for numbers in company:
+            try:
+                process = Process(numbers.kind, bench.folder / numbers.kind.name / "main")
+            except (RuntimeError, Unsupported) as error:
+                numbers.status = f"failed to open: {error}"
+                continue
+            opened.append((process, numbers))
+        for name, step in _STEPS:
+            for process, numbers in opened:
+                bench.say(f"{name}: {numbers.kind.title}")
+                _attempt(name, numbers, step, process, bench)
+        for process, numbers in opened:
+            numbers.values["memory at start MB"] = process.start_bytes / 1e6
+            numbers.values["peak memory MB"] = process.peak_bytes / 1e6
+    finally:
+        for process, _ in opened:
+            process.close()
+    for name, several in _WITH_SEVERAL:
+        for numbers in company:
+            if numbers.status:
+                continue
+            bench.say(f"{name}: {numbers.kind.title}")
+            try:
+                if not numbers.kind.shared:
+                    raise Unsupported("one process only")
+                several(numbers, bench)
+            except Unsupported as error:
+                numbers.values[name] = str(error)
+            except (RuntimeError, AssertionError) as error:
+                numbers.values[name] = f"failed: {error}"
+
+
+def _attempt(name: str, numbers: Numbers, step: Step, process: Process, bench: Bench) -> None:
+    try:
+        step(process, numbers, bench)
     except Unsupported as error:
-        numbers.values[measure_of[name]] = str(error)
-    except Exception as error:  # one broken measure of one peer must not hide all others; it is printed in its place
-        numbers.values[measure_of[name]] = f"failed: {type(error).__name__}: {error}"
+        numbers.values[name] = str(error)
+    except (RuntimeError, AssertionError, BrokenPipeError) as error:  # it must not hide all other measures
+        numbers.values[name] = f"failed: {error}"
 
 
-def _bulk(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del folder
-    peer.append(rollout_rows(8, seed=99))  # files, tables and caches exist from here on
-    parts = [rollout_rows(BULK, first=BULK * at) for at in range(sizes.bulk_commits)]
-    with _timed() as clock:
-        for part in parts:
-            peer.append(part)
-    rows = BULK * sizes.bulk_commits
-    values["bulk rows/s"] = rows / clock.wall
-    values["bulk CPU µs/row"] = clock.cpu / rows * 1e6
+def _bulk(process: Process, numbers: Numbers, bench: Bench) -> None:
+    process.ask("append", files=[bench.data.first])
+    said = process.ask("append", files=bench.data.bulk, budget=bench.sizes.budget)
+    numbers.rows, numbers.bulk_rows = FIRST + said["rows"], said["rows"]
+    _cut(numbers, ("bulk rows/s", "bulk CPU µs/row"), said)
+    numbers.values["bulk rows/s"] = said["rows"] / sum(said["walls"])
+    numbers.values["bulk CPU µs/row"] = sum(said["cpus"]) / said["rows"] * 1e6
 
 
-def _small(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    parts = [rollout_rows(SMALL, seed=1, first=SMALL * at) for at in range(sizes.small_commits)]
-    walls: list[float] = []
-    cpu = 0.0
-    with synced_file(folder.parent, int(one_row_bytes(parts[0]) * SMALL), len(parts)) as write_and_sync:
-        plain: list[float] = []
-        for part in parts:
-            with _timed() as clock:
-                peer.append(part)
-            walls.append(clock.wall)
-            cpu += clock.cpu
-            with _timed() as clock:
-                write_and_sync()
-            plain.append(clock.wall)
-    rows = SMALL * sizes.small_commits
-    values["64-row commits rows/s"] = rows / sum(walls)
-    values["64-row commit p50 ms"] = float(np.percentile(walls, 50)) * 1e3
-    values["64-row commit p99 ms"] = float(np.percentile(walls, 99)) * 1e3
-    values["plain write + sync p50 ms"] = float(np.percentile(plain, 50)) * 1e3
-    values["plain write + sync p99 ms"] = float(np.percentile(plain, 99)) * 1e3
-    values["64-row CPU µs/row"] = cpu / rows * 1e6
+def _small(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("append", files=bench.data.small, budget=bench.sizes.budget, disk=True)
+    numbers.rows += said["rows"]
+    names = (
+        "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms", "64-row CPU µs/row",
+        "64-row CPU p50 ms", "64-row CPU p99 ms",
+    )  # fmt: skip
+    _cut(numbers, names, said)
+    values = numbers.values
+    values[names[0]] = said["rows"] / sum(said["walls"])
+    values[names[1]], values[names[2]] = _percentiles(said["walls"])
+    values[names[3]] = sum(said["cpus"]) / said["rows"] * 1e6
+    values[names[4]], values[names[5]] = _percentiles(said["cpus"])
+    values["plain write + sync p50 ms"], values["plain write + sync p99 ms"] = _percentiles(said["plain"])
+    values["plain write + sync rows/s"] = said["rows"] / sum(said["plain"])
 
 
-def _batch(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del folder
+def _objects(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("append", files=bench.data.objects, objects=True, budget=bench.sizes.budget)
+    numbers.rows += said["rows"]
+    _cut(numbers, ("64 objects rows/s", "64 objects CPU µs/row"), said)
+    numbers.values["64 objects rows/s"] = said["rows"] / sum(said["walls"])
+    numbers.values["64 objects CPU µs/row"] = sum(said["cpus"]) / said["rows"] * 1e6
+
+
+def _batch(process: Process, numbers: Numbers, bench: Bench) -> None:
+    chosen = _chosen(numbers.bulk_rows, bench.sizes.repeats)
+    said = process.ask("batch", batches=[[f"x0-{one:09d}" for one in batch] for batch in chosen])
+    if said["firsts"][-1] is not None:
+        _check_first(said["firsts"][-1], bench.data.tokens_of(int(chosen[-1][0])))
+    values = numbers.values
+    values["batch of 256 p50 ms"], values["batch of 256 p99 ms"] = _percentiles(said["walls"])
+    values["batch CPU ms"] = float(np.median(said["cpus"])) * 1e3
+    values["batch / memcpy of it"] = float(np.median(said["walls"]) / np.median(said["copies"]))
+    values["memcpy of a batch p50 ms"], values["memcpy of a batch p99 ms"] = _percentiles(said["copies"])
+
+
+def _late(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("score", files=bench.data.scores[:3])
+    numbers.values["late scores ms"] = float(np.median(said["walls"])) * 1e3
+    numbers.values["late scores CPU ms"] = float(np.median(said["cpus"])) * 1e3
+
+
+def _group_by(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("group_by", repeats=max(3, bench.sizes.repeats // 3))
+    _check_groups(said["rows"], numbers.rows)
+    numbers.values["group-by ms"] = float(np.median(said["walls"])) * 1e3
+    numbers.values["group-by CPU ms"] = float(np.median(said["cpus"])) * 1e3
+
+
+def _size(process: Process, numbers: Numbers, bench: Bench) -> None:
+    del bench
+    if numbers.kind.alone:
+        raise Unsupported("RAM only")
+    numbers.values["bytes/row"] = allocated(process.folder) / numbers.rows
+
+
+def _compacted(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("compact")
+    values = numbers.values
+    values["compaction CPU µs/row"] = said["cpu"] / numbers.rows * 1e6
+    values["compacted bytes/row"] = allocated(process.folder) / numbers.rows
+    values["compacted bytes/trainable token"] = values["compacted bytes/row"] / bench.data.trainable_tokens
+    found = process.ask("group_by", repeats=max(3, bench.sizes.repeats // 3))
+    _check_groups(found["rows"], numbers.rows)
+    values["compacted group-by ms"] = float(np.median(found["walls"])) * 1e3
+    chosen = _chosen(numbers.bulk_rows, 3)
+    read = process.ask("batch", batches=[[f"x0-{one:09d}" for one in batch] for batch in chosen])
+    if read["firsts"][-1] is not None:
+        _check_first(read["firsts"][-1], bench.data.tokens_of(int(chosen[-1][0])))
+    values["compacted batch of 256 ms"] = float(np.median(read["walls"])) * 1e3
+
+
+def _reward(process: Process, numbers: Numbers, bench: Bench) -> None:
+    said = process.ask("score", files=bench.data.scores[3:], change=True)
+    numbers.values["change rewards ms"] = said["walls"][-1] * 1e3  # the first one adds the column
+    numbers.values["change rewards CPU ms"] = said["cpus"][-1] * 1e3
+
+
+_STEPS: tuple[tuple[str, Step], ...] = (
+    ("bulk rows/s", _bulk),
+    ("64-row commits rows/s", _small),
+    ("64 objects rows/s", _objects),
+    ("batch of 256 p50 ms", _batch),
+    ("late scores ms", _late),
+    ("group-by ms", _group_by),
+    ("bytes/row", _size),
+    ("compacted bytes/row", _compacted),
+    ("change rewards ms", _reward),
+)
+"""The measure that shows when a step has no number, and the step."""
+
+
+def _writers(numbers: Numbers, bench: Bench) -> None:
+    place = bench.folder / numbers.kind.name / "shared"
+    with Process(numbers.kind, place) as first:
+        first.ask("append", files=[bench.data.first])
+        running = [Process(numbers.kind, place) for _ in range(WRITERS)]
+        try:
+            for process, files in zip(running, bench.data.writers, strict=True):
+                process.ask("load", files=files)
+            for process in running:
+                process.send("append_loaded", budget=bench.sizes.budget)
+            said = [process.answer() for process in running]
+        finally:
+            for process in running:
+                process.close()
+        rows = SMALL * sum(int(one["done"]) for one in said)
+        wall = max(float(one["end"]) for one in said) - min(float(one["begin"]) for one in said)
+        names = ("4 writers rows/s", "4 writers CPU µs/row")
+        if rows < SMALL * WRITERS * bench.sizes.writer_commits:
+            asked = WRITERS * bench.sizes.writer_commits
+            numbers.cuts |= dict.fromkeys(names, f"{rows // SMALL} of {asked} commits in {bench.sizes.budget:.0f} s")
+        numbers.values[names[0]] = rows / wall
+        numbers.values[names[1]] = sum(float(one["cpu"]) for one in said) / rows * 1e6
+        try:
+            ids = [one for one in first.ask("ids")["ids"] if not one.startswith("x99-")]
+        except Unsupported as error:
+            numbers.values["lost / doubled"] = str(error)
+            return
+    wanted = {f"x{10 + at}-{row:09d}" for at, one in enumerate(said) for row in range(SMALL * int(one["done"]))}
+    numbers.values["lost / doubled"] = f"{len(wanted - set(ids))} / {len(ids) - len(set(ids))}"
+
+
+def _trainers(numbers: Numbers, bench: Bench) -> None:
+    place = bench.folder / numbers.kind.name / "trained"
+    files = bench.data.bulk[:4]
+    rows = len(files) * BULK
+    with Process(numbers.kind, place) as first:
+        first.ask("append", files=files)
+        first.ask("keep", ids=[f"x0-{one:09d}" for one in range(rows)])
+        running = [Process(numbers.kind, place) for _ in range(WRITERS)]
+        try:
+            for at, process in enumerate(running):
+                process.send("take", rows=SMALL, times=rows // SMALL // WRITERS, who=f"trainer{at}")
+            said = [process.answer() for process in running]
+        finally:
+            for process in running:
+                process.close()
+    values = numbers.values
+    walls = [wall for one in said for wall in one["walls"]]
+    values["take 64 rows, 4 trainers p50 ms"], values["take 64 rows, 4 trainers p99 ms"] = _percentiles(walls)
+    taken = [name for one in said for name in one["taken"]]
+    values["not taken / taken twice"] = f"{rows - len(set(taken))} / {len(taken) - len(set(taken))}"
+
+
+def _visible(numbers: Numbers, bench: Bench) -> None:
+    place = bench.folder / numbers.kind.name / "seen"
+    with Process(numbers.kind, place) as writer:
+        writer.ask("append", files=[bench.data.first])
+        with Process(numbers.kind, place) as watcher:
+            watcher.ask("watch", step=FIRST, commits=bench.sizes.watched)
+            time.sleep(0.1)
+            acknowledged = writer.ask("slow_append", files=bench.data.watched, pause=0.03)["acknowledged"]
+            seen = watcher.answer()["seen"]
+    if len(seen) != bench.sizes.watched:
+        raise AssertionError(f"{len(seen)} of {bench.sizes.watched} appends were seen within a minute")
+    delays = np.maximum(np.array(seen) - np.array(acknowledged), 0)
+    numbers.values["visible p50 ms"], numbers.values["visible p99 ms"] = _percentiles(delays)
+
+
+_WITH_SEVERAL: tuple[tuple[str, Callable[[Numbers, Bench], None]], ...] = (
+    ("4 writers rows/s", _writers),
+    ("take 64 rows, 4 trainers p50 ms", _trainers),
+    ("visible p50 ms", _visible),
+)
+
+
+def allocated(folder: Path) -> int:
+    """Bytes of allocated blocks: what is allocated ahead counts, as it does on a disk."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def _chosen(rows: int, count: int) -> list[np.ndarray]:
     random = np.random.default_rng(5)
-    walls: list[float] = []
-    cpu: list[float] = []
-    copies: list[float] = []
-    for _ in range(sizes.repeats):
-        chosen = random.choice(BULK * sizes.bulk_commits, BATCH, replace=False)
-        ids = [f"x0-{one:09d}" for one in chosen]
-        with _timed() as clock:
-            blocks = peer.batch(ids)
-        walls.append(clock.wall)
-        cpu.append(clock.cpu)
-        if set(blocks) == set(PAYLOAD):
-            _check_batch(blocks, chosen)
-        with _timed() as clock:
-            for block in blocks.values():
-                block.copy()
-        copies.append(clock.wall)
-    values["batch of 256 ms"] = float(np.median(walls)) * 1e3
-    values["batch CPU ms"] = float(np.median(cpu)) * 1e3
-    values["batch / memcpy of it"] = float(np.median(walls) / np.median(copies))
+    return [random.choice(rows, BATCH, replace=False) for _ in range(count)]
 
 
-def _check_batch(blocks: dict[str, np.ndarray], chosen: np.ndarray) -> None:
-    """A peer that is quick because it returns other rows is no peer: lengths and first row are compared."""
-    first = int(chosen[0])
-    at = first // BULK * BULK
-    row = rollout_rows(BULK, first=at).slice(first - at, 1)
-    tokens = row.column("token_ids")[0].as_py()
-    if blocks["token_ids"].shape[0] != BATCH or blocks["token_ids"][0, : len(tokens)].tolist() != tokens:
+def _percentiles(seconds: Iterable[float]) -> tuple[float, float]:
+    values = np.asarray(list(seconds)) * 1e3
+    return float(np.percentile(values, 50)), float(np.percentile(values, 99))
+
+
+def _cut(numbers: Numbers, names: Iterable[str], said: dict[str, Any]) -> None:
+    done, asked = len(said["walls"]), said["asked"]
+    if done < asked:
+        numbers.cuts |= dict.fromkeys(names, f"{done} of {asked} commits in {sum(said['walls']):.0f} s")
+
+
+def _check_first(found: list[int], tokens: list[int]) -> None:
+    """A peer that is quick because it returns other rows is no peer."""
+    if found[: len(tokens)] != tokens or any(found[len(tokens) :]):
         raise AssertionError("the batch does not hold the rows that were asked for")
 
 
-def _late_scores(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del folder
-    ids = [f"x0-{one:09d}" for one in np.random.default_rng(6).permutation(BULK * sizes.bulk_commits)[: sizes.scores]]
-    walls: list[float] = []
-    cpu: list[float] = []
-    for version in (1, 2, 3):
-        scores = score_rows(ids, version=version)
-        with _timed() as clock:
-            peer.score(scores)
-        walls.append(clock.wall)
-        cpu.append(clock.cpu)
-    values["late scores ms"] = float(np.median(walls)) * 1e3
-    values["late scores CPU ms"] = float(np.median(cpu)) * 1e3
-
-
-def _group_by(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del folder
-    found = peer.group_by()
-    walls: list[float] = []
-    cpu: list[float] = []
-    for _ in range(max(3, sizes.repeats // 3)):
-        with _timed() as clock:
-            found = peer.group_by()
-        walls.append(clock.wall)
-        cpu.append(clock.cpu)
-    rows = 8 + BULK * sizes.bulk_commits + SMALL * sizes.small_commits
-    if len(found[0]) == 4 and sum(int(str(row[2])) for row in found) != rows:
-        raise AssertionError(f"the groups do not add up to {rows} rows")
-    values["group-by ms"] = float(np.median(walls)) * 1e3
-    values["group-by CPU ms"] = float(np.median(cpu)) * 1e3
-
-
-def _size(peer: Peer, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    del peer
-    rows = 8 + BULK * sizes.bulk_commits + SMALL * sizes.small_commits
-    # allocated blocks: what is allocated ahead counts, as it does on a disk
-    allocated = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
-    values["bytes/row"] = allocated / rows
-
-
-def _writers(kind: PeerKind, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    if not kind.shared:
-        raise Unsupported("one process only")
-    place = folder / "shared"
-    first = kind.open(place)
-    first.append(rollout_rows(8, seed=99))
-    first.close()
-    running = [_start("write", kind, place, 10 + at, sizes.writer_commits, SMALL) for at in range(WRITERS)]
-    said = _finish(running)
-    rows = WRITERS * sizes.writer_commits * SMALL
-    wall = max(float(one["end"]) for one in said) - min(float(one["begin"]) for one in said)
-    values["4 writers rows/s"] = rows / wall
-    values["4 writers CPU µs/row"] = sum(float(one["cpu"]) for one in said) / rows * 1e6
-    peer = kind.open(place)
-    try:
-        ids = peer.ids()
-        wanted = {name for at in range(WRITERS) for name in _ids(10 + at, sizes.writer_commits * SMALL)}
-        lost, twice = len(wanted - set(ids)), len(ids) - len(set(ids))
-        values["lost / doubled"] = f"{lost} / {twice}"
-    except Unsupported as error:
-        values["lost / doubled"] = str(error)
-    finally:
-        peer.close()
-
-
-def _ids(seed: int, count: int) -> list[str]:
-    return [f"x{seed}-{one:09d}" for one in range(count)]
-
-
-def _visible(kind: PeerKind, folder: Path, sizes: Sizes, values: dict[str, float | str]) -> None:
-    if not kind.shared:
-        raise Unsupported("one process only")
-    place = folder / "seen"
-    peer = kind.open(place)
-    peer.append(rollout_rows(8, seed=99))
-    parts = [rollout_rows(8, seed=50, first=8 * at) for at in range(sizes.watched)]
-    watcher = _start("watch", kind, place, 8, sizes.watched)
-    _begin([watcher])
-    acknowledged: list[float] = []
-    for part in parts:
-        time.sleep(0.03)
-        peer.append(part)
-        acknowledged.append(time.monotonic())
-    (said,) = _results([watcher])
-    peer.close()
-    seen: list[float] = said["seen"]
-    if len(seen) != sizes.watched:
-        raise AssertionError(f"{len(seen)} of {sizes.watched} appends were seen")
-    delays = np.maximum(np.array(seen) - np.array(acknowledged), 0) * 1e3
-    values["visible p50 ms"] = float(np.percentile(delays, 50))
-    values["visible p99 ms"] = float(np.percentile(delays, 99))
-
-
-def _start(work: str, kind: PeerKind, folder: Path, *numbers: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "benchmarks.store.process", work, kind.name, str(folder), *map(str, numbers)]
-    return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _finish(running: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    _begin(running)
-    return _results(running)
-
-
-def _begin(running: list[subprocess.Popen[str]]) -> None:
-    for one in running:
-        while one.stdout.readline().strip() != "ready":  # type: ignore[union-attr]
-            if one.poll() is not None:
-                raise RuntimeError(f"a process ended with {one.returncode} before it began")
-    for one in running:
-        one.stdin.write("go\n")  # type: ignore[union-attr]
-        one.stdin.flush()  # type: ignore[union-attr]
-
-
-def _results(running: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
-    for one in running:
-        out, _ = one.communicate(timeout=300)
-        if one.returncode != 0:
-            raise RuntimeError(f"a process ended with {one.returncode}")
-        said.append(json.loads(out.splitlines()[-1]))
-    return said
-
-
-def one_row_bytes(rows: pa.Table) -> float:
-    """Raw bytes of a row in memory."""
-    return rows.nbytes / rows.num_rows
+def _check_groups(found: int | None, rows: int) -> None:
+    if found is not None and found != rows:
+        raise AssertionError(f"the groups add up to {found:,} rows and {rows:,} are stored")

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
-from benchmarks.store.peers import PAYLOAD, Padded, padded
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
 
 
-class DeltaFolder:
+class DeltaFolder(ArrowPeer):
     """One table per folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._delta: Any = import_module("deltalake")
         self._folder = folder
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, prepared: pa.Table) -> None:
         """One commit."""
-        self._delta.write_deltalake(str(self._folder / "rollouts"), rows, mode="append")
+        write_deltalake(str(self._folder / "rollouts"), prepared, mode="append")
 
     def score(self, scores: pa.Table) -> None:
         """One commit to a table of scores."""
-        self._delta.write_deltalake(str(self._folder / "scores"), scores, mode="append")
+        write_deltalake(str(self._folder / "scores"), scores, mode="append")
+
+    def reward(self, scores: pa.Table) -> None:
+        """A merge into a column of the rollouts, which is added when it is missing."""
+        table = DeltaTable(str(self._folder / "rollouts"))
+        if "reward" not in [field.name for field in table.schema().fields]:
+            table.alter.add_columns([Field("reward", PrimitiveType("double"))])
+        given = scores.select(["experience_id", "value"])
+        merge = table.merge(given, "t.experience_id = s.experience_id", source_alias="s", target_alias="t")
+        merge.when_matched_update({"reward": "s.value"}).execute()
 
     def batch(self, ids: list[str]) -> Padded:
         """A filtered scan, then put into the order asked."""
@@ -37,8 +46,6 @@ class DeltaFolder:
 
     def group_by(self) -> list[tuple[object, ...]]:
         """DuckDB over the scanned columns."""
-        import duckdb
-
         rows = self._dataset().to_table(columns=["model_version", "stop_reason", "prompt_length"])
         with duckdb.connect() as connection:
             connection.register("rows", rows)
@@ -56,10 +63,16 @@ class DeltaFolder:
         """All ids."""
         return self._dataset().to_table(columns=["experience_id"]).column(0).to_pylist()
 
+    def compact(self) -> None:
+        """Few files; those of older versions are removed."""
+        table = DeltaTable(str(self._folder / "rollouts"))
+        table.optimize.compact()
+        table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
     def close(self) -> None:
         """Nothing is open."""
 
-    def _dataset(self) -> Any:
+    def _dataset(self) -> ds.Dataset:
         # The listed files of the newest version; delta-rs' own dataset adapter differs between its releases.
-        table = self._delta.DeltaTable(str(self._folder / "rollouts"))
+        table = DeltaTable(str(self._folder / "rollouts"))
         return ds.dataset([uri.removeprefix("file://") for uri in table.file_uris()])

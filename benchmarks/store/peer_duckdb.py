@@ -7,11 +7,11 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from benchmarks.store.peers import PAYLOAD, Padded, padded
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
 from buffer_engine.schema import ROLLOUTS, SCORES
 
 
-class DuckDBFile:
+class DuckDBFile(ArrowPeer):
     """Two tables; every append is a transaction."""
 
     def __init__(self, folder: Path) -> None:
@@ -22,13 +22,21 @@ class DuckDBFile:
             self._connection.execute(f"CREATE TABLE IF NOT EXISTS {spec.name} AS SELECT * FROM given")
         self._connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS by_id ON rollouts (experience_id)")
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, prepared: pa.Table) -> None:
         """One INSERT, committed."""
-        self._insert("rollouts", rows)
+        self._insert("rollouts", prepared)
 
     def score(self, scores: pa.Table) -> None:
         """One INSERT, committed."""
         self._insert("scores", scores)
+
+    def reward(self, scores: pa.Table) -> None:
+        """An UPDATE of a column of the rollouts, which is added when it is missing."""
+        self._connection.register("given", scores)
+        self._connection.execute("ALTER TABLE rollouts ADD COLUMN IF NOT EXISTS reward DOUBLE")
+        self._connection.execute(
+            "UPDATE rollouts SET reward = value FROM given WHERE rollouts.experience_id = given.experience_id"
+        )
 
     def batch(self, ids: list[str]) -> Padded:
         """A join with the ids in their order."""
@@ -52,6 +60,10 @@ class DuckDBFile:
     def ids(self) -> list[str]:
         """All ids."""
         return [row[0] for row in self._connection.execute("SELECT experience_id FROM rollouts").fetchall()]
+
+    def compact(self) -> None:
+        """Its log into its file."""
+        self._connection.execute("CHECKPOINT")
 
     def close(self) -> None:
         """Close the file."""

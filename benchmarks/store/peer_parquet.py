@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from benchmarks.store.peers import PAYLOAD, Padded, padded
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, padded
 
 
-class ParquetFiles:
+class ParquetFiles(ArrowPeer):
     """A folder of files per table; what is listed is what is committed."""
 
     def __init__(self, folder: Path) -> None:
@@ -23,9 +23,9 @@ class ParquetFiles:
         for table in ("rollouts", "scores"):
             (folder / table).mkdir(exist_ok=True)
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, prepared: pa.Table) -> None:
         """Write, sync, rename, sync the folder."""
-        self._write("rollouts", rows)
+        self._write("rollouts", prepared)
 
     def score(self, scores: pa.Table) -> None:
         """One more file of scores."""

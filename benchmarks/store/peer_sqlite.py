@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.store.peers import PAYLOAD, Padded, pad
+from benchmarks.store.peers import PAYLOAD, ArrowPeer, Padded, flat, pad
 from buffer_engine.schema import ROLLOUTS, SCORES
-from buffer_engine.store.buffers import elements_of, valid_of, values_of
 
 _PLAIN = [field.name for field in ROLLOUTS.schema if not pa.types.is_nested(field.type) and field.name != "created_at"]
 _JSON = ["messages", "token_versions", "sampling"]
 _DTYPES = {"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32}
 
 
-class SQLiteBlobs:
+class SQLiteBlobs(ArrowPeer):
     """What a careful person would write in an afternoon."""
 
     def __init__(self, folder: Path) -> None:
@@ -31,8 +30,9 @@ class SQLiteBlobs:
         names = ", ".join(SCORES.schema.names)
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS scores ({names}, PRIMARY KEY ({', '.join(SCORES.key)}))")
 
-    def append(self, rows: pa.Table) -> None:
+    def append(self, prepared: pa.Table) -> None:
         """One transaction."""
+        rows = prepared
         columns = [rows.column(name).to_pylist() for name in _PLAIN]
         columns += [[json.dumps(value) for value in rows.column(name).to_pylist()] for name in _JSON]
         columns.append(rows.column("created_at").cast(pa.int64()).to_pylist())
@@ -43,6 +43,16 @@ class SQLiteBlobs:
         """One transaction."""
         timeless = scores.set_column(8, "scored_at", scores.column("scored_at").cast(pa.int64()))
         self._insert("scores", timeless.num_columns, list(zip(*(c.to_pylist() for c in timeless.columns), strict=True)))
+
+    def reward(self, scores: pa.Table) -> None:
+        """An UPDATE of a column of the rollouts, which is added when it is missing."""
+        known = [row[1] for row in self._connection.execute("PRAGMA table_info(rollouts)")]
+        if "reward" not in known:
+            self._connection.execute("ALTER TABLE rollouts ADD COLUMN reward REAL")
+        given = zip(scores.column("value").to_pylist(), scores.column("experience_id").to_pylist(), strict=True)
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany("UPDATE rollouts SET reward = ? WHERE experience_id = ?", given)
+        self._connection.execute("COMMIT")
 
     def batch(self, ids: list[str]) -> Padded:
         """By primary key, in the order asked."""
@@ -82,9 +92,5 @@ class SQLiteBlobs:
 
 
 def _blobs(column: pa.ChunkedArray) -> list[bytes]:
-    elements, starts = elements_of(column.combine_chunks())
-    values, valid = values_of(elements), valid_of(elements)
-    if valid is not None:
-        values = np.where(valid == 1, values, values.dtype.type(0))
-    bounds = starts.tolist()
-    return [values[a:b].tobytes() for a, b in pairwise(bounds)]
+    values, starts = flat(column)
+    return [values[a:b].tobytes() for a, b in pairwise(starts.tolist())]

@@ -126,6 +126,7 @@ class StoreSource:
         self._owned = owned
         self._version = now if until is None else until
         self._erased = len(self.erased())
+        self._damaged = store.quarantine()
 
     @property
     def version(self) -> int:
@@ -138,12 +139,16 @@ class StoreSource:
         return self._store.path
 
     def refresh(self) -> bool:
-        """See `Source.refresh`; rows that were erased, or a store put back from a copy, make what was read void."""
-        before, erased = self._version, self._erased
+        """See `Source.refresh`.
+
+        Rows that were erased, damaged or repaired, or a store put back from a copy, make what was read void.
+        """
+        before, erased, damaged = self._version, self._erased, self._damaged
         if self._until is None:
             self._version = self._store.version()
         self._erased = len(self.erased())
-        return self._version >= before and self._erased == erased
+        self._damaged = self._store.quarantine()
+        return self._version >= before and self._erased == erased and self._damaged.equals(damaged)
 
     def rows(self, table: str, *, after: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """See `Source.rows`."""
@@ -152,7 +157,10 @@ class StoreSource:
     def states(self) -> Mapping[str, pa.Table]:
         """See `Source.states`."""
         rollouts, batches = states_at(self._store, self._version)
-        return {"rollout_state": rollouts, "batch_state": batches, "vocabulary": self._vocabulary}
+        damaged = self._store.quarantine()
+        return {
+            "rollout_state": rollouts, "batch_state": batches, "quarantine": damaged, "vocabulary": self._vocabulary,
+        }  # fmt: skip
 
     def payload(self, table: str) -> pa.Table:
         """See `Source.payload`."""

@@ -14,30 +14,41 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from buffer_engine.errors import BufferEngineError, KeyConflictError, StoreBusyError
-from buffer_engine.schema import TableSpec
+from buffer_engine.errors import BufferEngineError, StoreBusyError
 from buffer_engine.store import index
-from buffer_engine.store.admission import ABOUT_ROLLOUTS, check_partitions, check_references
-from buffer_engine.store.base import AppendReceipt
+from buffer_engine.store.admission import check_partitions, check_references
+from buffer_engine.store.base import AppendReceipt, OnInvalid
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.grouping import Queue, Request
-from buffer_engine.store.reading import SegmentReader, frames_by_id
+from buffer_engine.store.keyblocks import KeyBlocks
+from buffer_engine.store.pressure import Gate
+from buffer_engine.store.reading import SegmentReader
+from buffer_engine.store.refusal import Refusals, run_of
+from buffer_engine.store.repeats import Repeats, raise_conflict, without_repeats
 from buffer_engine.store.segments import FrameRef, SegmentWriter
-from buffer_engine.store.staging import Staged
-from buffer_engine.store.validate import conform, row_label, table_spec
+from buffer_engine.store.staging import Staged, has_repeats
+from buffer_engine.store.validate import conform, table_spec
 
 _ATTEMPTS = 20
-_NARROW = ABOUT_ROLLOUTS
 _MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 
 
 class Appender:
     """Writes rows of any table of one store."""
 
-    def __init__(self, catalog: Catalog, writer: SegmentWriter, reader: SegmentReader) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: SegmentWriter,
+        reader: SegmentReader,
+        blocks: KeyBlocks,
+        gate: Gate | None = None,
+    ) -> None:
         self._catalog = catalog
+        self._gate = gate
         self._writer = writer
-        self._reader = reader
+        self._blocks = blocks
+        self._repeats = Repeats(reader, blocks)
         self._queue = Queue(catalog.lock)
 
     def append_all(
@@ -45,11 +56,16 @@ class Appender:
         tables: Mapping[str, pa.Table],
         *,
         cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
         inside: Callable[[sqlite3.Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
+        if self._gate is not None:
+            self._gate.wait(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
-        request = Request(self.stage(tables), dict(cursors or {}), given)
+        refusals = Refusals() if on_invalid == "refuse_rows" else None
+        run_id = run_of(list(tables.values())) if refusals else ""
+        request = Request(self.stage(tables, refusals), dict(cursors or {}), given, run_id, refusals)
         if inside is None:
             return self._queue.submit(request, self._serve)
         with self._catalog.lock:
@@ -70,16 +86,18 @@ class Appender:
         for _ in range(_ATTEMPTS):
             with self._newest(look_up=look_up) as connection:
                 seen = current_version(connection)
-                fresh = self._select(connection, request.staged, look_up=look_up)
-                if not fresh and inside is None and not self._moves(connection, request.moved):
-                    return _receipt(seen, request.given, fresh)
-            frames = self._write_and_hash(fresh)
+                fresh = self._select(connection, request.staged, look_up=look_up, refusals=request.refusals)
+                noted = request.refusals.events(request.run_id) if request.refusals else None
+                if not fresh and not noted and inside is None and not self._moves(connection, request.moved):
+                    return _receipt(seen, request, fresh)
+            written = [*fresh, noted] if noted else fresh
+            frames = self._write_and_hash(written)
             try:
-                version = self._commit(fresh, frames, [request], seen, inside)
+                version = self._commit(written, frames, [request], seen, inside)
             except index.KeyTakenError:
                 look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
                 continue
-            return _receipt(version, request.given, fresh)
+            return _receipt(version, request, fresh)
         raise StoreBusyError(
             f"{self._catalog.layout.root}: other writers stored some of these rows {_ATTEMPTS} times in between; "
             "let one process write a key"
@@ -90,6 +108,8 @@ class Appender:
         keys = [(part.spec.name, key) for one in requests for part in one.staged for key in part.keys]
         # a prompt may be in two requests under two partitions, which only one after the other shows
         if len(set(keys)) < len(keys) or any(part.spec.name == "tasks" for one in requests for part in one.staged):
+            return False
+        if any(one.refusals for one in requests):
             return False
         try:
             with self._newest(look_up=False) as connection:
@@ -102,7 +122,7 @@ class Appender:
         except (BufferEngineError, index.KeyTakenError):
             return False  # done one by one, the request at fault is refused and no other
         for request, parts in zip(requests, fresh, strict=True):
-            request.receipt = _receipt(version, request.given, parts)
+            request.receipt = _receipt(version, request, parts)
         return True
 
     @contextmanager
@@ -136,8 +156,8 @@ class Appender:
                 inside(connection)
         return version
 
-    def stage(self, tables: Mapping[str, pa.Table]) -> list[Staged]:
-        """Validate rows and drop repeats among them.
+    def stage(self, tables: Mapping[str, pa.Table], refusals: Refusals | None = None) -> list[Staged]:
+        """Validate rows and drop repeats among them; with `refusals` bad rows too.
 
         Raises:
             SchemaError: see `conform`.
@@ -146,9 +166,10 @@ class Appender:
         staged: list[Staged] = []
         for name, rows in tables.items():
             spec = table_spec(name)
-            parts = [Staged(spec, batch, index.keys_of(spec, batch)) for batch in conform(spec, rows)]
-            if spec.key and len({key for part in parts for key in part.keys}) < rows.num_rows:
-                parts = _without_repeats(parts)
+            batches = refusals.fitting(spec, rows) if refusals else conform(spec, rows)
+            parts = [Staged(spec, batch) for batch in batches]
+            if has_repeats(parts):
+                parts = without_repeats(parts, refusals.twice if refusals else raise_conflict)
             staged += parts
         return staged
 
@@ -160,35 +181,31 @@ class Appender:
         """
         return self._select(connection, staged, look_up=True)
 
-    def _select(self, connection: sqlite3.Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
+    def _select(
+        self,
+        connection: sqlite3.Connection,
+        staged: Sequence[Staged],
+        *,
+        look_up: bool,
+        refusals: Refusals | None = None,
+    ) -> list[Staged]:
         """The rows that are not stored, or (without `look_up`) are not known to be: `index.insert` has the last word.
 
         Heavy rows are looked up in any case, so that a repeat does not fill the disk with frames that nobody lists.
         """
         fresh: list[Staged] = []
+        if refusals is not None:
+            refusals.begin()
+        conflict = refusals.conflict if refusals else raise_conflict
         for part in staged:
-            known = self._known(connection, part, look_up=look_up or part.spec.name not in _NARROW)
-            if known:
-                rows = [
-                    row for row, key in enumerate(part.keys) if not self._repeats(connection, part, row, key, known)
-                ]
-                part = part.only(rows)
+            part = self._repeats.new_rows(connection, part, look_up=look_up, conflict=conflict)
             if part.batch.num_rows:
                 fresh.append(part)
+        if refusals is not None:
+            fresh = refusals.without_dangling(connection, fresh)
         check_partitions(connection, fresh)
         check_references(connection, fresh)
         return fresh
-
-    def _known(
-        self, connection: sqlite3.Connection, part: Staged, *, look_up: bool
-    ) -> dict[index.Key, tuple[index.Place, bytes]]:
-        if not part.spec.key:
-            return {}
-        if not look_up:  # a repeat of a whole append shows in its first row or its last
-            known = index.stored(connection, part.spec, list(dict.fromkeys([part.keys[0], part.keys[-1]])))
-            if not known:
-                return {}
-        return index.stored(connection, part.spec, part.keys)
 
     def write(self, staged: Sequence[Staged], *, may_roll: bool = True) -> list[FrameRef]:
         """Write the frames and make them durable; they stay invisible until `record` and commit."""
@@ -201,7 +218,7 @@ class Appender:
         frames = [self._writer.write(part.spec.name, part.batch) for part in staged]
         self._writer.start_sync()
         for part in staged:
-            _ = part.contents
+            _ = part.prints if part.blocked else part.contents
         self._writer.sync()
         return frames
 
@@ -215,7 +232,10 @@ class Appender:
                 "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (frame_id, frame.table, frame.segment_id, frame.offset, frame.length, frame.rows, version, frame.xxh3),
             )
-            index.insert(connection, part.spec, part.batch, part.keys, part.contents, frame_id)
+            if part.blocked:
+                self._blocks.insert(connection, part.spec, part.prints, frame_id, looked_in=part.looked_in)
+            else:
+                index.insert(connection, part.spec, part.batch, part.keys, part.contents, frame_id)
         # after every table is indexed, so that rollouts and verdicts about them may come together in any order
         for part in staged:
             if part.spec.name == "decisions":
@@ -224,47 +244,6 @@ class Appender:
     def _moves(self, connection: sqlite3.Connection, cursors: Mapping[str, int]) -> bool:
         return any(cursor_value(connection, name) != value for name, value in cursors.items())
 
-    def _repeats(
-        self,
-        connection: sqlite3.Connection,
-        part: Staged,
-        row: int,
-        key: index.Key,
-        known: Mapping[index.Key, tuple[index.Place, bytes]],
-    ) -> bool:
-        if key not in known:
-            return False
-        (frame_id, at), content = known[key]
-        if content != part.contents[row]:
-            before = self._reader.batch(frames_by_id(connection, [frame_id])[frame_id]).slice(at, 1)
-            now = part.batch.slice(row, 1)
-            # an equal row may hash differently only when a later package version added a column
-            if differing_columns(part.spec, before, now):
-                raise _conflict(part.spec, before, now, "stored already")
-        return True
-
-
-def _without_repeats(parts: Sequence[Staged]) -> list[Staged]:
-    """The rows without those that say the same as an earlier one; parts left empty are left out.
-
-    Raises:
-        KeyConflictError: one key occurs twice with different content.
-    """
-    seen: dict[index.Key, tuple[bytes, pa.RecordBatch, int]] = {}
-    left: list[Staged] = []
-    for part in parts:
-        kept: list[int] = []
-        for row, (key, content) in enumerate(zip(part.keys, part.contents, strict=True)):
-            before = seen.setdefault(key, (content, part.batch, row))
-            if before[1] is part.batch and before[2] == row:
-                kept.append(row)
-            elif before[0] != content:
-                one, other = before[1].slice(before[2], 1), part.batch.slice(row, 1)
-                raise _conflict(part.spec, one, other, "twice in one append")
-        if kept:
-            left.append(part.only(kept))
-    return left
-
 
 def cursor_value(connection: sqlite3.Connection, name: str) -> int:
     """Value of a named cursor, 0 when it was never moved."""
@@ -272,32 +251,12 @@ def cursor_value(connection: sqlite3.Connection, name: str) -> int:
     return 0 if found is None else int(found[0])
 
 
-def differing_columns(spec: TableSpec, before: pa.RecordBatch, now: pa.RecordBatch) -> list[str]:
-    """Columns, volatile ones aside, in which two one-row batches differ."""
-    return [
-        name
-        for name in spec.schema.names
-        if name not in spec.volatile and before.column(name)[0].as_py() != now.column(name)[0].as_py()
-    ]
-
-
-def _conflict(spec: TableSpec, before: pa.RecordBatch, now: pa.RecordBatch, what: str) -> KeyConflictError:
-    names = differing_columns(spec, before, now)
-    first = names[0] if names else "content"
-    values = [_short(batch.column(first)[0].as_py()) if names else "?" for batch in (before, now)]
-    return KeyConflictError(
-        f"{spec.name}: {row_label(spec, now, 0)} is {what} with other content: {first} is {values[0]} there and "
-        f"{values[1]} here; rows are immutable: give the new row its own key"
-    )
-
-
-def _receipt(version: int, given: Mapping[str, int], fresh: Sequence[Staged]) -> AppendReceipt:
-    appended = dict.fromkeys(given, 0)
+def _receipt(version: int, request: Request, fresh: Sequence[Staged]) -> AppendReceipt:
+    appended = dict.fromkeys(request.given, 0)
     for part in fresh:
         appended[part.spec.name] += part.batch.num_rows
-    return AppendReceipt(version, appended, {name: rows - appended[name] for name, rows in given.items()})
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "…"
+    refused = request.refusals.rows if request.refusals else ()
+    unchanged = {name: rows - appended[name] for name, rows in request.given.items()}
+    for one in refused:
+        unchanged[one.table] -= 1
+    return AppendReceipt(version, appended, unchanged, refused)

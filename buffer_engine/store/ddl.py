@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 
 from buffer_engine.schema import SCHEMA_VERSION, TABLES, TableSpec
+from buffer_engine.store.keyblocks import BLOCKED, take_over
 
 APPLICATION_ID = 0x42664531  # "BfE1"
 
@@ -63,7 +64,13 @@ CREATE TABLE chunks (
     rows INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, xxh3 INTEGER NOT NULL,
     PRIMARY KEY (segment_id, number)
 ) WITHOUT ROWID;
+CREATE TABLE key_blocks (
+    block_id INTEGER PRIMARY KEY, tbl TEXT NOT NULL, level INTEGER NOT NULL, rows INTEGER NOT NULL,
+    xxh3 INTEGER NOT NULL, keys BLOB NOT NULL
+);
+CREATE INDEX key_blocks_of_table ON key_blocks (tbl, level, block_id, xxh3);
 CREATE TABLE quarantine (frame_id INTEGER PRIMARY KEY, found_at REAL NOT NULL, message TEXT NOT NULL);
+CREATE TABLE quarantined_rollouts (sequence INTEGER PRIMARY KEY, frame_id INTEGER NOT NULL);
 """
 
 
@@ -79,7 +86,8 @@ def index_ddl(spec: TableSpec) -> str:
 
 def catalog_ddl() -> list[str]:
     """Statements that make an empty catalog of the current schema version."""
-    indexes = [index_ddl(spec) for spec in TABLES.values() if spec.key and spec.name not in ("rollouts", "tasks")]
+    other = ("rollouts", "tasks", *BLOCKED)
+    indexes = [index_ddl(spec) for spec in TABLES.values() if spec.key and spec.name not in other]
     return [*_statements(_COMMON), *_statements(_V2), *indexes]
 
 
@@ -102,6 +110,8 @@ def migrate(connection: sqlite3.Connection) -> int | None:
             for version in range(before, SCHEMA_VERSION):
                 for statement in _MIGRATIONS[version]():
                     connection.execute(statement)
+                if version == 1:
+                    take_over(connection)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
@@ -118,7 +128,7 @@ def _migratable(connection: sqlite3.Connection) -> int | None:
 
 
 def _from_1() -> list[str]:
-    """Version 2: Parquet segments, quarantine, per-token statistics, media and erasures."""
+    """Version 2: Parquet segments, keys in blocks, quarantine, per-token statistics, media and erasures."""
     return [
         "ALTER TABLE segments ADD COLUMN format TEXT NOT NULL DEFAULT 'arrows'",
         "ALTER TABLE segments ADD COLUMN retired_at REAL",

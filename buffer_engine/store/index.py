@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
+from buffer_engine.store.keyblocks import BLOCKED, KeyBlocks, KeyTakenError, fingerprints, key_columns
 
 Key = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -18,10 +19,6 @@ _ROLLOUT_COLUMNS = (
     "experience_id", "run_id", "task_id", "group_id", "group_size", "attempt", "sample_index", "turn_index",
     "partition", "model_version",
 )  # fmt: skip
-
-
-class KeyTakenError(Exception):
-    """A row to be indexed has a key that is indexed already; never leaves the store."""
 
 
 STATUS_OF_VERDICT = {"keep": "kept", "reject": "rejected", "hold": "held", "release": "new"}
@@ -48,10 +45,10 @@ def stored(connection: sqlite3.Connection, spec: TableSpec, keys: Sequence[Key])
     return {row[:width]: ((row[width], row[width + 1]), row[width + 2]) for row in found}
 
 
-def places_of(connection: sqlite3.Connection, table: str, experience_ids: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(experience id, frame, row) of a table's rows about these rollouts, in commit order."""
+def places_of(connection: sqlite3.Connection, experience_ids: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(experience id, frame, row) of those of the rollouts that are stored, in commit order."""
     return connection.execute(
-        f"SELECT experience_id, frame_id, row FROM index_{table} "
+        "SELECT experience_id, frame_id, row FROM index_rollouts "
         "WHERE experience_id IN (SELECT value FROM json_each(?)) ORDER BY frame_id, row",
         (json.dumps(list(experience_ids)),),
     ).fetchall()
@@ -62,10 +59,16 @@ def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[st
     wanted = list(set(experience_ids))
     if not wanted:
         return set()
+    listed = json.dumps(wanted)
+    (found,) = connection.execute(
+        "SELECT count(*) FROM json_each(?) k CROSS JOIN index_rollouts i ON i.experience_id = k.value", (listed,)
+    ).fetchone()
+    if found == len(wanted):  # the usual case, and counting is the quicker half
+        return set()
     unknown = connection.execute(
         "SELECT value FROM json_each(?) "
         "WHERE NOT EXISTS (SELECT 1 FROM index_rollouts i WHERE i.experience_id = json_each.value)",
-        (json.dumps(wanted),),
+        (listed,),
     )
     return {row[0] for row in unknown}
 
@@ -105,12 +108,15 @@ def insert(
     contents: Sequence[bytes],
     frame_id: int,
 ) -> None:
-    """Index the rows of a frame.
+    """Index the rows of a frame, of any table.
 
     Raises:
         KeyTakenError: a key is indexed already; the transaction has to be rolled back.
     """
     if not spec.key:
+        return
+    if spec.name in BLOCKED:
+        KeyBlocks().insert(connection, spec, fingerprints(key_columns(spec, batch)), frame_id)
         return
     try:
         _insert(connection, spec, batch, keys, contents, frame_id)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
 from buffer_engine.store.base import Finding
-from buffer_engine.store.index import STATUS_OF_VERDICT
+from buffer_engine.store.index import STATUS_OF_VERDICT, unknown_rollouts
 
 
 @dataclass(slots=True)
@@ -23,15 +23,19 @@ class Ledger:
         verdicts: newest final verdict of each rollout.
         trained: rollouts of each batch, with how often they occur.
         manifests: batches with a `batches` row.
+        about: rollouts that scores and decisions are about.
     """
 
     damaged: set[str] = field(default_factory=set[str])
     verdicts: dict[str, str] = field(default_factory=dict[str, str])
     trained: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     manifests: set[str] = field(default_factory=set[str])
+    about: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def read(self, spec: TableSpec, batch: pa.RecordBatch) -> None:
         """Take in the rows of one frame; frames come in commit order."""
+        if spec.name in ("scores", "decisions"):
+            self.about.setdefault(spec.name, set()).update(batch.column("experience_id").to_pylist())
         if spec.name == "decisions":
             for one, verdict in _pairs(batch, "experience_id", "verdict"):
                 if verdict in STATUS_OF_VERDICT:
@@ -44,12 +48,18 @@ class Ledger:
 
     def findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
         """Where the catalog and the rows disagree."""
-        yield from _dangling(connection)
+        yield from self._dangling(connection)
+        yield from _stray(connection)
         yield from _groups(connection)
         if "decisions" not in self.damaged:
             yield from self._verdict_findings(connection)
         if not self.damaged & {"batches", "batch_rows"}:
             yield from self._batch_findings(connection)
+
+    def _dangling(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+        for table, ids in self.about.items():
+            for one in sorted(unknown_rollouts(connection, ids)):
+                yield Finding("missing_row", table, f"a row is about rollout {one}, which is not stored")
 
     def _verdict_findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
         for one, status in connection.execute("SELECT experience_id, status FROM index_rollouts ORDER BY sequence"):
@@ -86,14 +96,7 @@ class Ledger:
             yield Finding("missing_row", "batch_rows", f"a row is about rollout {one}, which is not stored")
 
 
-def _dangling(connection: sqlite3.Connection) -> Iterator[Finding]:
-    for table in ("scores", "decisions"):
-        found = connection.execute(
-            f"SELECT DISTINCT experience_id FROM index_{table} "
-            "WHERE experience_id NOT IN (SELECT experience_id FROM index_rollouts)"
-        )
-        for (one,) in found.fetchall():
-            yield Finding("missing_row", table, f"a row is about rollout {one}, which is not stored")
+def _stray(connection: sqlite3.Connection) -> Iterator[Finding]:
     stray = connection.execute(
         "SELECT r.experience_id, r.reserved_by FROM index_rollouts r LEFT JOIN batches b ON b.batch_id = r.reserved_by "
         "WHERE r.reserved_by IS NOT NULL AND (b.status IS NULL OR b.status NOT IN ('reserved', 'prepared'))"

@@ -6,109 +6,173 @@ a damaged one raises where it is touched and hides no other.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 
 import pyarrow as pa
 
 from buffer_engine.errors import CorruptSegmentError, SchemaError, did_you_mean
 from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.cold import ColdReader
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles, SegmentFiles
+from buffer_engine.store.frames import Frame as Frame  # with the two below, imported from here by others
+from buffer_engine.store.frames import frames_by_id as frames_by_id
+from buffer_engine.store.frames import frames_of as frames_of
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.segments import frame_checksum
 
 _DECODED_FRAMES = 4096
+_MOVES = 5
 _JOINED_BYTES = 256 << 20
-FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One committed record batch: where it lies and what its bytes, and those of its file's schema, must hash to."""
-
-    frame_id: int
-    table: str
-    segment: str
-    offset: int
-    length: int
-    rows: int
-    version: int
-    xxh3: int
-    head: int
-    head_xxh3: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
+    path: Path
     data: pa.Buffer
     schema: pa.Schema
-
-
-def frames_of(
-    connection: sqlite3.Connection, table: str, *, after: int = 0, until: int | None = None
-) -> Iterator[Frame]:
-    """A table's frames committed at versions in (after, until], in commit order."""
-    found = connection.execute(
-        f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
-        "WHERE f.tbl = ? AND f.version > ? AND f.version <= ? ORDER BY f.frame_id",
-        (table, after, 2**62 if until is None else until),
-    ).fetchall()
-    return (Frame(*row) for row in found)
-
-
-def frames_by_id(connection: sqlite3.Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
-    """Frames by their ids."""
-    wanted = "[" + ",".join(str(frame_id) for frame_id in set(frame_ids)) + "]"
-    found = connection.execute(
-        f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
-        "WHERE f.frame_id IN (SELECT value FROM json_each(?))",
-        (wanted,),
-    )
-    return {row[0]: Frame(*row) for row in found}
 
 
 class SegmentReader:
     """Maps segment files and decodes frames from them; safe to share between threads."""
 
-    def __init__(self, layout: StoreLayout, files: SegmentFiles | None = None) -> None:
+    def __init__(self, layout: StoreLayout, catalog: Catalog, files: SegmentFiles | None = None) -> None:
         """Read from `files`; None: those in the store's folder."""
         self._layout = layout
+        self._catalog = catalog
         self._files = files or LocalFiles(layout)
         self._lock = threading.Lock()
         self._maps: dict[str, _Mapped] = {}
-        self._decoded: dict[int, pa.RecordBatch] = {}
-        self._checked: set[int] = set()
+        self._decoded: dict[int, tuple[str, pa.RecordBatch]] = {}
+        self._checked: set[tuple[int, str]] = set()
+        self._cold = ColdReader(layout, catalog, self._files)
 
-    def batch(self, frame: Frame) -> pa.RecordBatch:
-        """The rows of a frame with the table's current schema, zero copy.
+    def batch(self, frame: Frame, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows of a frame with the table's current schema, or these columns of it.
+
+        Zero copy from an Arrow stream. Of a Parquet file only the columns asked for are decoded.
 
         Raises:
             CorruptSegmentError: the file is gone or shorter than the frame, or the bytes have changed.
         """
+        schema = schema_of(TABLES[frame.table], columns)
+        if frame.format == "arrows":
+            with suppress(FileNotFoundError):
+                whole = self._hot(frame)
+                return whole if columns is None else whole.select(schema.names)
+        arrays = self.arrays(frame, schema.names)
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def arrays(self, frame: Frame, columns: Sequence[str]) -> list[pa.Array]:
+        """These columns of a frame; see `batch`."""
+        for _ in range(_MOVES):
+            try:
+                if frame.format == "parquet":
+                    return self._cold.arrays(frame, columns)
+                whole, places = self._hot(frame), _places(frame.table)
+                return [whole.column(places[name]) for name in columns]
+            except FileNotFoundError as error:
+                frame = self._moved(frame, error)
+        raise CorruptSegmentError(
+            f"{_place(self._layout, frame)}: the frame was moved {_MOVES} times while it was read"
+        )
+
+    def batches(
+        self,
+        frames: Iterable[Frame],
+        columns: Sequence[str] | None = None,
+        *,
+        on_damage: Callable[[Frame, CorruptSegmentError], None] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of frames, in their order. Frames that lie side by side in a Parquet file come as one batch.
+
+        Args:
+            on_damage: told of each frame that cannot be read, which is then left out; None: it is raised.
+
+        Raises:
+            CorruptSegmentError: see `batch`; raised when the iteration reaches the frame.
+        """
+        for run in self._runs(frames):
+            if len(run) > 1:
+                whole = replace(run[0], length=sum(one.length for one in run), rows=sum(one.rows for one in run))
+                schema = schema_of(TABLES[whole.table], columns)
+                try:
+                    yield pa.RecordBatch.from_arrays(self._cold.arrays(whole, schema.names), schema=schema)
+                    continue
+                except (FileNotFoundError, CorruptSegmentError):
+                    pass  # they were moved since they were looked up, each to a place of its own, or one is damaged
+            for frame in run:
+                try:
+                    batch = self.batch(frame, columns)
+                except CorruptSegmentError as error:
+                    if on_damage is None:
+                        raise
+                    on_damage(frame, error)
+                else:
+                    yield batch
+
+    def _runs(self, frames: Iterable[Frame]) -> Iterator[list[Frame]]:
+        run: list[Frame] = []
+        for frame in frames:
+            if run and run[-1].format == frame.format == "parquet" and self._adjoin(run[-1], frame):
+                run.append(frame)
+                continue
+            if run:
+                yield run
+            run = [frame]
+        if run:
+            yield run
+
+    def forget_removed(self) -> None:
+        """Let go of maps of files that compaction has removed, so that their room on the disk is free."""
         with self._lock:
-            known = self._decoded.get(frame.frame_id)
-            if known is not None:
-                return known
-            decoded = self._decode(frame)
-            if len(self._decoded) >= _DECODED_FRAMES:
-                self._decoded.pop(next(iter(self._decoded)))
-            self._decoded[frame.frame_id] = decoded
-            return decoded
+            self._forget_removed()
 
     def close(self) -> None:
         """Forget maps and batches; what callers still hold stays mapped until they let go."""
         with self._lock:
             self._maps.clear()
             self._decoded.clear()
+        self._cold.close()
+
+    def _adjoin(self, one: Frame, other: Frame) -> bool:
+        try:
+            return self._cold.same_group(one, other)
+        except (FileNotFoundError, CorruptSegmentError):
+            return False  # each is looked up anew where it is read
+
+    def _moved(self, frame: Frame, error: FileNotFoundError) -> Frame:
+        """The frame where it lies now, when compaction has moved it since it was looked up."""
+        with self._catalog.fresh() as connection:
+            found = frames_by_id(connection, [frame.frame_id]).get(frame.frame_id)
+        if found is None or found.segment == frame.segment or not found.same_as(frame):
+            raise CorruptSegmentError(
+                f"{_place(self._layout, frame)}: the file is missing; restore it from a copy"
+            ) from error
+        return found
+
+    def _hot(self, frame: Frame) -> pa.RecordBatch:
+        known = self._decoded.get(frame.frame_id)  # one look at a dict needs no lock
+        if known is not None and known[0] == frame.segment:
+            return known[1]
+        with self._lock:
+            decoded = self._decode(frame)
+            if len(self._decoded) >= _DECODED_FRAMES:
+                self._decoded.pop(next(iter(self._decoded)))
+            self._decoded[frame.frame_id] = (frame.segment, decoded)
+            return decoded
 
     def _decode(self, frame: Frame) -> pa.RecordBatch:
         mapped = self._map(frame)
         data = mapped.data.slice(frame.offset, frame.length)
-        if frame.frame_id not in self._checked:
+        if (frame.frame_id, frame.segment) not in self._checked:
             found = frame_checksum(memoryview(data))
             if found != frame.xxh3:
                 raise CorruptSegmentError(
@@ -117,7 +181,7 @@ class SegmentReader:
                     f"{frame.rows} rows of {frame.table} are damaged, all others stay readable: restore this file "
                     "from a copy"
                 )
-            self._checked.add(frame.frame_id)
+            self._checked.add((frame.frame_id, frame.segment))
         try:
             return present(pa.ipc.read_record_batch(data, mapped.schema), TABLES[frame.table])
         except (pa.ArrowInvalid, OSError) as error:
@@ -131,12 +195,8 @@ class SegmentReader:
         mapped = self._maps.get(frame.segment)
         if mapped is not None and mapped.data.size >= end:
             return mapped
-        try:
-            path = self._files.local(frame.segment, at_least=end)
-        except FileNotFoundError as error:
-            raise CorruptSegmentError(
-                f"{_place(self._layout, frame)}: the file is missing; restore it from a copy"
-            ) from error
+        path = self._files.local(frame.segment, at_least=end)
+        self._forget_removed()
         if path.stat().st_size < end:
             raise CorruptSegmentError(
                 f"{_place(self._layout, frame)}: the file has {path.stat().st_size} bytes and the frame ends at {end}; "
@@ -154,9 +214,24 @@ class SegmentReader:
         schema = pa.ipc.read_schema(head)
         if schema.equals(TABLES[frame.table].schema, check_metadata=True):
             schema = TABLES[frame.table].schema
-        mapped = _Mapped(data, schema)
+        mapped = _Mapped(path, data, schema)
         self._maps[frame.segment] = mapped
         return mapped
+
+    def _forget_removed(self) -> None:
+        gone = [name for name, mapped in self._maps.items() if not mapped.path.exists()] + self._cold.removed()
+        if gone:
+            for name in gone:
+                self._maps.pop(name, None)
+            removed = set(gone)
+            for frame_id in [at for at, (name, _) in self._decoded.items() if name in removed]:
+                del self._decoded[frame_id]
+            self._cold.forget(gone)
+
+
+@cache
+def _places(table: str) -> dict[str, int]:
+    return {name: at for at, name in enumerate(TABLES[table].schema.names)}
 
 
 def _place(layout: StoreLayout, frame: Frame) -> str:
@@ -207,15 +282,21 @@ def rows_at(
     runs = list(_runs(places))
     if not runs:
         return schema.empty_table()
-    found = {frame_id: reader.batch(frames[frame_id]) for frame_id, _, _ in runs}
+    found: dict[int, list[pa.Array]] = {}
+    weight: dict[int, int] = {}
+    for frame_id, _, _ in runs:
+        if frame_id not in found:
+            frame = frames[frame_id]
+            found[frame_id] = read = reader.arrays(frame, schema.names)
+            size = frame.length if frame.format == "arrows" else sum(array.nbytes for array in read)
+            weight[frame_id] = size // max(frame.rows, 1)
     # one chunk is what consumers want; beyond this many bytes, 32-bit offsets could overflow
-    total = sum(frames[frame_id].length // max(frames[frame_id].rows, 1) * count for frame_id, _, count in runs)
+    small = sum(weight[frame_id] * count for frame_id, _, count in runs) < _JOINED_BYTES
     arrays: list[pa.Array | pa.ChunkedArray] = []
-    for at, name in enumerate(schema.names):
-        place = at if columns is None else spec.schema.get_field_index(name)
-        whole = {frame_id: batch.column(place) for frame_id, batch in found.items()}
+    for at in range(len(schema.names)):
+        whole = {frame_id: read[at] for frame_id, read in found.items()}
         parts = [whole[frame_id].slice(first, count) for frame_id, first, count in runs]
-        arrays.append(parts[0] if len(parts) == 1 else _joined(parts, small=total < _JOINED_BYTES))
+        arrays.append(parts[0] if len(parts) == 1 else _joined(parts, small=small))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

@@ -8,6 +8,7 @@ write the file is left as it is and the next append starts a new one.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class _Segment:
         self._allocated = 0
         self._ahead = _AHEAD_HEAVY if table in ("rollouts", "tasks") else _AHEAD_NARROW
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self.fd, fcntl.LOCK_SH)  # falls with the process: by it compaction sees that the file is written
 
     def write(self, data: memoryview) -> int:
         """Add bytes at the end and return where they start."""

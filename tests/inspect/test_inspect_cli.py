@@ -421,7 +421,7 @@ def test_info_tells_what_takes_room_in_the_folder(run: Run, folder: Path, tmp_pa
 def test_info_counts_rows(run: Run, folder: Path) -> None:
     code, out, _ = run("store", "info", folder)
     assert code == 0
-    counted = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 3}
+    counted = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 5}
     assert counted["rollouts"] == "8"
     assert counted["scores"] == "22"
 

@@ -7,8 +7,6 @@ the functions that read buffers directly, and keys that the append does not look
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -27,8 +25,6 @@ from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.buffers import elements_of, offsets_of, valid_of, values_of
 from buffer_engine.store.conform import Misfit, fit
 from buffer_engine.store.content import row_hashes
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def hashes(rows: pa.Table) -> list[bytes]:
@@ -358,36 +354,3 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 SHARED: Any = None
 STORED: list[dict[str, Any]] = []
-
-# --- the benchmark ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_quick_benchmark_prints_every_measure_of_every_installed_peer(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipelines.cli.main", "bench", "store", "--quick"]
-    done = subprocess.run(
-        [*command, "--folder", str(tmp_path), "--output", str(tmp_path / "out")],
-        cwd=ROOT, env=os.environ | {"COLUMNS": "250", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = {line.split("  ")[0].strip(): line for line in done.stdout.splitlines()}
-    for measure in (
-        "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms",
-        "64-row CPU µs/row", "plain write + sync p50 ms", "plain write + sync p99 ms",
-        "batch of 256 ms", "batch CPU ms", "batch / memcpy of it", "late scores, 2,000 keys ms",
-        "group-by ms", "bytes/row", "4 writers rows/s", "lost / doubled", "visible p50 ms", "visible p99 ms",
-    ):  # fmt: skip
-        assert measure in lines, f"{measure} is missing in\n{done.stdout}"
-        assert len(lines[measure].split()) > len(measure.split())
-    assert "failed" not in done.stdout
-    assert lines["lost / doubled"].count("0 / 0") == 4  # ours twice, Parquet, SQLite; DuckDB lets no second process in
-    assert "sequential write, fdatasync per bulk commit" in done.stdout
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"store.json", "store.png"}
-
-
-def test_an_unknown_peer_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    from pipelines.cli.main import run_command
-
-    assert run_command(["bench", "store", "--quick", "--peers", "sqlit"]) == 2
-    assert "did you mean 'sqlite'" in capsys.readouterr().err

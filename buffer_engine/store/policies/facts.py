@@ -103,7 +103,7 @@ class Facts:
         frame = self._frames.get(row.frame_id)
         if frame is None:
             frame = self._frames[row.frame_id] = frames_by_id(self._connection, [row.frame_id])[row.frame_id]
-        return self._reader.batch(frame).column(column)[row.row]
+        return self._reader.arrays(frame, [column])[0][row.row]
 
     def _one(self, query: str, *arguments: str) -> Any:
         found = self._connection.execute(query, arguments).fetchone()
@@ -114,7 +114,10 @@ class Facts:
         now = current_version(self._connection)
         if now == seen:
             return
+        damaged = {row[0] for row in self._connection.execute("SELECT frame_id FROM quarantine")}
         for frame in frames_of(self._connection, table, after=seen):
+            if frame.frame_id in damaged:
+                continue
             # at the first reading the tree that asks was just made, and finds every group changed anyway
             take(self._reader.batch(frame), seen > 0)
         self._connection.execute("INSERT OR REPLACE INTO reader_sources VALUES (?, ?)", (table, now))
