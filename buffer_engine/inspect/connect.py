@@ -48,7 +48,10 @@ class Inspection:
         }
         self._light = self._connection.cursor()
         self._point()
+        folders = [loaded.source.files_folder for loaded in self._loaded.values()]
+        placed = ", ".join("'" + str(folder).replace("'", "''") + "'" for folder in folders if folder is not None)
         for setting in (
+            f"allowed_directories = [{placed}]",
             "enable_external_access = false",
             "autoinstall_known_extensions = false",
             "autoload_known_extensions = false",

@@ -9,6 +9,7 @@ null (`light`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -52,7 +53,7 @@ class LoadedSource:
         self._prefix = f"__{number}_"
         self._until: dict[str, int | None] = {}
         self._order: dict[str, int] = {}
-        self._payload: dict[str, int | None] = {}
+        self._payload: dict[str, tuple[int | None, tuple[Path, ...]]] = {}
         self._index: SearchIndex | None = None
         self._loose = 0
         self._searched: set[str] = set()
@@ -92,9 +93,16 @@ class LoadedSource:
     def take_payload(self, names: Iterable[str]) -> None:
         """Have the payload of these relations as of the source's version."""
         for name in sorted(set(names) & PAYLOAD.keys()):
-            if name not in self._payload or self._payload[name] != self.source.version:
-                self._register_payload(name, self.source.payload(name))
-                self._payload[name] = self.source.version
+            version, files = self._payload.get(name, (None, ()))
+            # Files go some time after a compaction has merged them into others.
+            there = name in self._payload and all(file.exists() for file in files)
+            if not there or version != self.source.version:
+                payload = self.source.payload(name)
+                self._register_payload(name, payload.rest)
+                if payload.files != files:
+                    view = f'{self.full}.raw."{name}"'
+                    self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {self._whole(name, payload.files)}")
+                self._payload[name] = (self.source.version, payload.files)
 
     def _is_behind(self, name: str) -> bool:
         return name not in self._until or self._until[name] != self.source.version
@@ -190,10 +198,9 @@ class LoadedSource:
     def _stored(self, name: str, *, whole: bool) -> str:
         if name not in PAYLOAD:
             return f"SELECT * FROM {self.hot}.main.{name}"
-        relation = f'temp.main."{self._prefix}{name}"'
         if whole:
-            return f"SELECT * FROM {relation}"
-        described = self._connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            return self._whole(name, ())
+        described = self._connection.execute(f"DESCRIBE {self._whole(name, ())}").fetchall()
         columns = [f"NULL::{kind} AS {column}" if column in PAYLOAD[name] else column for column, kind, *_ in described]
         return f"SELECT {', '.join(columns)} FROM {self.hot}.main.{name}"
 
@@ -218,12 +225,25 @@ class LoadedSource:
             self._connection.unregister("__incoming")
             self._searched.add(words)
 
+    def _whole(self, name: str, files: tuple[Path, ...]) -> str:
+        """A table with its payload: what is registered, and Parquet files."""
+        hot = f'SELECT * FROM temp.main."{self._prefix}{name}"'
+        if not files:
+            return hot
+        # By name: a column that was added since a file was written is null in it.
+        cold = f"SELECT * FROM read_parquet([{_placed(files)}], union_by_name = true, hive_partitioning = false)"
+        return f"{hot} UNION ALL BY NAME {cold}"
+
     def close(self) -> None:
         """Let go of the source."""
         if self._index is not None:
             self._index.close()
         self._maker.close()
         self.source.close()
+
+
+def _placed(files: Iterable[Path]) -> str:
+    return ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
