@@ -40,13 +40,18 @@ class Inspection:
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
         self._connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of the connections that come after, too
         self._connection.execute("SET enable_progress_bar = false")
+        # When tables are packed is decided in `loading`, not by how much was written.
+        self._connection.execute("SET GLOBAL checkpoint_threshold = '1TB'")
         self._loaded = {
             name: LoadedSource(self._connection, source, number=number)
             for number, (name, source) in enumerate(sources.items())
         }
         self._light = self._connection.cursor()
         self._point()
+        folders = [loaded.source.files_folder for loaded in self._loaded.values()]
+        placed = ", ".join("'" + str(folder).replace("'", "''") + "'" for folder in folders if folder is not None)
         for setting in (
+            f"allowed_directories = [{placed}]",
             "enable_external_access = false",
             "autoinstall_known_extensions = false",
             "autoload_known_extensions = false",

@@ -191,7 +191,10 @@ class SearchIndex:
     # ---- what no longer holds
 
     def _make_if_foreign(self) -> None:
-        """Begin anew when the index is empty, of another layout, or of another store (one put back from a copy)."""
+        """Begin anew when the index is empty, of another layout, or of other rows.
+
+        Those of another store, of one put back from a copy, or before damage was found: then ordinals are others.
+        """
         (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and self._is_ours():
             return
@@ -202,11 +205,11 @@ class SearchIndex:
             self._connection.execute(f"DROP TABLE {name}")
         for statement in _MAKE.split(";\n"):
             self._connection.execute(statement)
-        self._note(layout=_LAYOUT, version=0, rows=0, rows_then=0, erased=0)
+        self._note(layout=_LAYOUT, version=0, rows=0, rows_then=0, erased=0, damaged=self._source.damaged())
 
     def _is_ours(self) -> bool:
         progress = self._progress()
-        if progress.get("layout") != _LAYOUT:
+        if progress.get("layout") != _LAYOUT or progress.get("damaged") != self._source.damaged():
             return False
         last = self._connection.execute("SELECT experience_id FROM ids ORDER BY ordinal DESC LIMIT 1").fetchone()
         return self._source.holds(version=progress["version"], experience_id=None if last is None else last[0])

@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
-from buffer_engine.errors import StoreError
+from buffer_engine.errors import CorruptSegmentError, StoreError
 from buffer_engine.inspect.relations import RELATIONS, STATES
 from buffer_engine.inspect.snapshot import states_at
+from buffer_engine.store.layout import SEGMENTS
 
 if TYPE_CHECKING:
     from buffer_engine.store.base import ExperienceStore
+    from buffer_engine.store.cold import ColdFiles
+    from buffer_engine.store.frames import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A stored table as it lies.
+
+    Attributes:
+        files: Parquet files of which every row counts, for DuckDB to read by itself.
+        rest: all other rows, zero copy where possible.
+    """
+
+    files: tuple[Path, ...]
+    rest: pa.Table
+
+
+@runtime_checkable
+class ColdStore(Protocol):
+    """A store that names its Parquet files and reads the frames beside them."""
+
+    def cold_files(self, table: str, *, until: int | None = None) -> ColdFiles:
+        """A table as of version `until` as whole Parquet files, and the frames that are in none of them."""
+        ...
+
+    def frame_batch(self, frame: Frame, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """The rows of a frame."""
+        ...
 
 
 class Source(Protocol):
@@ -36,8 +68,17 @@ class Source(Protocol):
         """The relations of `STATES`."""
         ...
 
-    def payload(self, table: str) -> pa.Table:
-        """A stored table whole, zero copy where possible."""
+    def payload(self, table: str) -> Payload:
+        """A stored table whole."""
+        ...
+
+    @property
+    def files_folder(self) -> Path | None:
+        """The only folder in which `payload` names files; None: it names none."""
+        ...
+
+    def damaged(self) -> int:
+        """A number that changes with the set of damaged record batches of rollouts; 0: none is known."""
         ...
 
     @property
@@ -62,6 +103,8 @@ class TablesSource:
     """Tables in memory."""
 
     version: int | None = None
+    folder: Path | None = None
+    files_folder: Path | None = None
 
     def __init__(self, tables: Mapping[str, pa.Table]) -> None:
         """Show `tables`; a missing one is empty."""
@@ -79,15 +122,17 @@ class TablesSource:
         """See `Source.states`."""
         return {name: self._table(name) for name in STATES}
 
-    def payload(self, table: str) -> pa.Table:
+    def payload(self, table: str) -> Payload:
         """See `Source.payload`."""
-        return self._table(table)
+        return Payload((), self._table(table))
+
+    def damaged(self) -> int:
+        """See `Source.damaged`."""
+        return 0
 
     def _table(self, table: str) -> pa.Table:
         found = self._tables.get(table)
         return RELATIONS[table].empty_table() if found is None else found
-
-    folder: Path | None = None
 
     def erased(self) -> Sequence[str]:
         """See `Source.erased`."""
@@ -162,9 +207,32 @@ class StoreSource:
             "rollout_state": rollouts, "batch_state": batches, "quarantine": damaged, "vocabulary": self._vocabulary,
         }  # fmt: skip
 
-    def payload(self, table: str) -> pa.Table:
-        """See `Source.payload`."""
-        return self._store.table(table, until=self._version)
+    @property
+    def files_folder(self) -> Path | None:
+        """See `Source.files_folder`."""
+        return (self._store.path / SEGMENTS).absolute() if isinstance(self._store, ColdStore) else None
+
+    def payload(self, table: str) -> Payload:
+        """See `Source.payload`; files that lie elsewhere (copies of objects) are read by the store itself."""
+        folder = self.files_folder
+        if folder is not None and isinstance(self._store, ColdStore):
+            found = self._store.cold_files(table, until=self._version)
+            paths = tuple(file.path.absolute() for file in found.files)
+            if paths and all(path.is_relative_to(folder) for path in paths):
+                damaged = set(self._store.quarantine().column("frame_id").to_pylist())
+                try:
+                    rest = [self._store.frame_batch(frame) for frame in found.frames if frame.frame_id not in damaged]
+                except CorruptSegmentError:
+                    pass  # damage that nobody had met: reading the table goes on without it and says so
+                else:
+                    return Payload(paths, pa.Table.from_batches(rest, schema=RELATIONS[table]))
+        return Payload((), self._store.table(table, until=self._version))
+
+    def damaged(self) -> int:
+        """See `Source.damaged`."""
+        found = self._store.quarantine()
+        ids = found.filter(pc.equal(found.column("table_name"), "rollouts")).column("frame_id").to_pylist()
+        return xxhash.xxh3_64_intdigest(repr(sorted(ids)).encode()) >> 1 if ids else 0
 
     def close(self) -> None:
         """See `Source.close`."""

@@ -212,12 +212,16 @@ WRITER = textwrap.dedent(
     import sys
     sys.path[:0] = sys.argv[2:]
     import pyarrow as pa
+    from buffer_engine.schema import TABLES
+    from buffer_engine.store.local import open_store
     from test_inspect_search import append, says
 
     append(sys.argv[1], says("w0-0", "word"))
     print("ready", flush=True)
-    for number in range(1, 10_000):
-        append(sys.argv[1], says(f"w{number}-0", f"word {number}"), says(f"w{number}-1", "else"))
+    with open_store(sys.argv[1], durability="process") as store:
+        for number in range(1, 5_000):
+            rows = [says(f"w{number}-0", f"word {number}"), says(f"w{number}-1", "else")]
+            store.append("rollouts", pa.Table.from_pylist(rows, schema=TABLES["rollouts"].schema))
     """
 )
 
