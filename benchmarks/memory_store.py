@@ -193,14 +193,16 @@ class MemoryStore:
         before = self._batches[reservation.batch_id]
         self._batches[reservation.batch_id] = replace(before, status="prepared", step=step, rows=len(used))
 
-    def commit_batch(self, batch_id: str, *, step: int, model: pa.Table | None = None) -> None:
+    def commit_batch(
+        self, batch_id: str, *, step: int, model: pa.Table | None = None, token_stats: pa.Table | None = None
+    ) -> None:
         """Count its rows as trained."""
         for row in self._rows.values():
             if row.reserved_by == batch_id:
                 row.reserved_by, row.uses, row.trained_step = None, row.uses + 1, step
         self._batches[batch_id] = replace(self._batches[batch_id], status="committed")
-        if model is not None:
-            self.append("models", model)
+        given = {"models": model, "token_stats": token_stats}
+        self.append_all({name: rows for name, rows in given.items() if rows is not None})
 
     def release(self, batch_id: str) -> None:
         """Free its rows."""

@@ -67,7 +67,7 @@ class Ours(ArrowPeer):
     def take(self, rows: int, number: int, who: str) -> list[str]:
         """Reserve, write the manifest, commit: all that a step needs."""
         batch_id = f"{who}/{number}"
-        policy = ReadPolicy(type="fifo", rows=rows)
+        policy = ReadPolicy.model_validate({"type": "fifo", "rows": rows})
         found = self._store.reserve(policy, run_id="bench", batch_id=batch_id, model_version=0)
         if found is None:
             return []

@@ -68,6 +68,7 @@ def _bars(done: Run, path: Path) -> Path:
 
 def _lines(done: Run, path: Path) -> Path:
     plt: Any = require("matplotlib.pyplot", "view")
+    ticker: Any = require("matplotlib.ticker", "view")
     figure, axes = plt.subplots(1, len(GROWN), figsize=(19, 4.2), squeeze=False)
     titles = list(dict.fromkeys(one.kind.title for one in done.growth))
     colours = plt.get_cmap("tab10")
@@ -87,6 +88,12 @@ def _lines(done: Run, path: Path) -> Path:
                 )  # fmt: skip
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_minor_formatter(ticker.NullFormatter())
+            one.set_minor_locator(ticker.NullLocator())
         axis.set_title(name, fontsize=10, loc="left")
         axis.set_xlabel("rows", fontsize=9)
         axis.grid(True, which="major", color="#e5e7ea")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def test_the_memory_store_tells_the_story_of_the_real_store(tmp_path: Path) -> N
         assert one == other, f"answer {at}"
     assert found[9] == ("x0", "x1", "x2")  # x4 does not fit any more, the held group is not ready
     assert found[11] == ("x2", "x4")  # x2 was freed when the manifest left it out; x5 failed
+
+
+def test_every_method_takes_what_the_protocol_says() -> None:
+    for name, method in inspect.getmembers(MemoryStore, inspect.isfunction):
+        if not name.startswith("_"):
+            wanted = inspect.signature(getattr(ExperienceStore, name)).parameters
+            assert list(inspect.signature(method).parameters) == list(wanted), name
 
 
 def test_what_the_loop_does_not_need_is_refused(tmp_path: Path) -> None:
