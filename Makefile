@@ -8,7 +8,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: setup weights demo offline-demo dataset-demo lint test test-all wheel clean
+.PHONY: setup weights demo offline-demo dataset-demo lint test test-all soak wheel clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ test: setup weights
 
 # Everything, and the checks of the distribution; the extra over `make test` needs the package index for an empty environment.
 test-all: lint test wheel
+
+# Fifteen processes on one store for as long as SOAK_SECONDS says, with every reader checking all it sees.
+soak: setup
+	SOAK_SECONDS=$${SOAK_SECONDS:-600} $(BIN)/python -m pytest -s tests/faults/test_store_soak.py
 
 wheel: setup
 	rm -rf dist

@@ -88,6 +88,24 @@ class SchemaError(BufferEngineError):
     """Rows do not fit their table; names the key, the field and both values."""
 
 
+class RowError(SchemaError):
+    """One row does not fit its table; the others of the append may.
+
+    Attributes:
+        label: the row's key as messages write it, or its number where the key is missing.
+        has_key: whether `label` is the key.
+        field: the column.
+        reason: what is wrong with it, with the value.
+    """
+
+    def __init__(self, message: str, *, label: str, has_key: bool, field: str, reason: str) -> None:
+        self.label = label
+        self.has_key = has_key
+        self.field = field
+        self.reason = reason
+        super().__init__(message)
+
+
 class StoreError(BufferEngineError):
     """The store cannot do what was asked."""
 
@@ -97,7 +115,15 @@ class StoreVersionError(StoreError):
 
 
 class CorruptSegmentError(StoreError):
-    """Stored bytes do not match their checksum."""
+    """Stored bytes do not match their checksum; `frame_id` is the damaged frame's, None when it is not known."""
+
+    def __init__(self, message: str, *, frame_id: int | None = None) -> None:
+        self.frame_id = frame_id
+        super().__init__(message)
+
+
+class DamagedRowsWarning(UserWarning):
+    """Rows were left out of a read because their frame is damaged; said once per frame and open store."""
 
 
 class KeyConflictError(StoreError):
@@ -106,11 +132,13 @@ class KeyConflictError(StoreError):
     Attributes:
         label: the key, as messages write it.
         field: first column that differs.
+        reason: what it is there and here.
     """
 
-    def __init__(self, message: str, *, label: str = "", field: str = "") -> None:
+    def __init__(self, message: str, *, label: str = "", field: str = "", reason: str = "") -> None:
         self.label = label
         self.field = field
+        self.reason = reason
         super().__init__(message)
 
 
@@ -118,8 +146,16 @@ class StoreBusyError(StoreError):
     """Another process holds what only one may hold (a run's name, a writer's log)."""
 
 
+class StoreFullError(StoreError):
+    """As many rollouts wait to be trained as the store may hold, and none left in time; nothing was dropped."""
+
+
 class PartitionError(StoreError):
     """Training and evaluation partitions would mix."""
+
+
+class ExchangeError(BufferEngineError):
+    """Rows cannot be written to or taken from a file; names file, row and field."""
 
 
 class OperatorError(BufferEngineError):

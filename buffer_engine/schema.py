@@ -375,3 +375,16 @@ BATCH_STATE = pa.schema(
     ]
 )
 """State of every reservation and batch, kept in the catalog and shown to SQL as `batch_state`."""
+
+QUARANTINE = pa.schema(
+    [
+        _field("frame_id", pa.int64(), "record batch, in the order of commit"),
+        _field("table_name", pa.string(), "table whose rows it holds"),
+        _field("segment", pa.string(), "file below `segments`"),
+        _field("offset", pa.int64(), "where it begins: bytes, or rows in a Parquet file"),
+        _field("rows", pa.int64(), "rows that reads go on without"),
+        _field("found_at", TIMESTAMP, "when the damage was met"),
+        _field("message", pa.string(), "what is wrong with it"),
+    ]
+)
+"""Damaged record batches, kept in the catalog and shown to SQL as `quarantine`."""

@@ -56,7 +56,9 @@ class Assembly:
 
 def open_run_store(spec: Spec) -> ExperienceStore:
     """The specification's store, made if it is not there."""
-    return open_store(Path(reveal(spec.store).path), durability=spec.store.durability)
+    return open_store(
+        Path(reveal(spec.store).path), durability=spec.store.durability, back_pressure=spec.store.back_pressure
+    )
 
 
 def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collection[Part] = ALL_PARTS) -> Assembly:

@@ -21,6 +21,7 @@ from buffer_engine.schema import BATCH_ROWS, BATCHES, DECISIONS
 from buffer_engine.store.base import ExperienceStore, ReadPolicy, Reservation
 from operators.frame import current_reward
 from pipelines.clock import code_commit, now
+from pipelines.retention import refuse_erased
 from pipelines.token_masks import MASK_COLUMNS, list_offsets, masked_rows, oldest_trained, train_masks
 from trainers.advantages import compute_advantages
 from trainers.algorithms.base import Algorithm
@@ -132,13 +133,15 @@ def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> T
     with `over_age: mask` the tokens that are too old for the manifest's weights do not train either.
 
     Raises:
-        TrainingError: the manifest names no rows.
+        TrainingError: the manifest names no rows, or the payload of some was erased; names them.
     """
     rows = rows.sort_by("position")
     ids = rows.column("experience_id").to_pylist()
     if not ids:
         raise TrainingError(f"batch {batch.column('batch_id')[0]} has no rows")
     payload = store.fetch(ids, columns=list(PAYLOAD))
+    if pc.min(pc.list_value_length(payload.column("token_ids"))).as_py() == 0:
+        refuse_erased(store, ids, doing=f"batch {batch.column('batch_id')[0]}")
     masked = pc.fill_null(rows.column("masked"), False).to_numpy().astype(bool)
     reader = json.loads(batch.column("reader_json")[0].as_py())
     limit = oldest_trained(reader, batch.column("model_version")[0].as_py())

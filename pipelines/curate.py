@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from buffer_engine.identity import experience_id, group_id, stable_seed
 from buffer_engine.schema import ROLLOUTS
 from buffer_engine.store.base import ExperienceStore
+from buffer_engine.store.damage import past_damage
 from explorers.base import Engine, Message
 from operators.engine import CurationResult, run_operators
 from operators.frame import build_frame, current_reward
@@ -140,7 +141,7 @@ class Curator:
         """Pass all new training rows of the run through the operators, until none is new."""
         done: list[PassSummary] = []
         while True:
-            ids = self._next_rows()
+            ids = past_damage(self._next_rows)
             if not ids:
                 return done
             number = self._store.cursor(self._cursors.passes)
@@ -235,6 +236,9 @@ class Curator:
 
     def _history(self, columns: Sequence[str]) -> pl.DataFrame:
         """Kept rows of earlier passes of this run, with the columns asked for."""
+        return past_damage(lambda: self._kept_rows(columns))
+
+    def _kept_rows(self, columns: Sequence[str]) -> pl.DataFrame:
         state = self._store.rollout_state(run_id=self._run_id, status="kept")
         ids: list[str] = state.column("experience_id").to_pylist()
         rollouts = self._store.fetch(ids) if ids else ROLLOUTS.schema.empty_table()

@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "transformers", "safetensors", "peft", "accelerate", "gguf", "tensorboard"),
     "math": ("math-verify",),
     "view": ("matplotlib",),
+    "hf": ("datasets",),
     "demo": ("torch", "transformers", "safetensors", "peft", "math-verify", "matplotlib", "reasoning-gym"),
     "juicer": ("py-data-juicer", "aiohttp"),
     "labels": ("label-studio-sdk",),

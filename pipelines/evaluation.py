@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from buffer_engine.identity import group_id
 from buffer_engine.schema import DECISIONS
 from buffer_engine.store.base import ExperienceStore
+from buffer_engine.store.damage import past_damage
 from explorers.base import Chunk, Explorer, GroupPlan, Task
 from operators.reward_state import current_reward, current_scores, read_scores
 from pipelines.clock import now
@@ -60,7 +61,7 @@ def evaluate(
         on_chunk=on_chunk,
         record=False,
     )
-    ids = _rows_of(store, run_id, {group.group_id for group in groups})
+    ids = past_damage(lambda: _rows_of(store, run_id, {group.group_id for group in groups}))
     rollouts = store.fetch(ids)
     pass_id = f"{run_id}/evaluation/{step}"
     result = curator.score_rows(rollouts, step=step, model_version=model_version, pass_id=pass_id)

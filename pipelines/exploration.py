@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from buffer_engine.store.base import ExperienceStore, Partition
+from buffer_engine.store.base import ExperienceStore, OnInvalid, Partition
 from explorers.base import Chunk, Explorer, GroupPlan
 from pipelines.metrics import metric_rows
 
@@ -23,8 +23,12 @@ def explore_groups(
     done_cursors: dict[str, int],
     on_chunk: Callable[[Chunk], None],
     record: bool = True,
+    on_invalid: OnInvalid = "refuse_all",
 ) -> dict[str, float]:
     """Play `groups` from the first chunk not yet stored, and move `done_cursors` when all are.
+
+    Args:
+        on_invalid: what becomes of a chunk with a bad row, see `ExperienceStore.append_all`.
 
     Returns:
         Tokens and seconds of what was played now (chunks stored before an interruption took their time then); stored
@@ -41,6 +45,7 @@ def explore_groups(
             store.append_all(
                 {name: table for name, table in tables.items() if table.num_rows},
                 cursors={chunk_cursor: chunk.index + 1},
+                on_invalid=on_invalid,
             )
             tokens += chunk.generated_tokens
             on_chunk(chunk)

@@ -32,6 +32,7 @@ def import_all(assembly: Assembly, progress: Progress) -> int:
                 receipt = store.append_all(
                     {table: rows for table, rows in tables.items() if rows.num_rows},
                     cursors={cursors.imported(name): index + 1},
+                    on_invalid=assembly.spec.store.on_invalid,
                 )
                 total += receipt.appended.get("rollouts", 0)
                 advance(part.rollouts.num_rows)

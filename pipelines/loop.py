@@ -8,7 +8,7 @@ started after the newest checkpoint: steps whose batch is already in the store a
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,13 @@ class Loop:
     """One run, synchronous."""
 
     def __init__(
-        self, assembly: Assembly, writer: MetricWriter, progress: Progress, *, parts: Collection[Part]
+        self,
+        assembly: Assembly,
+        writer: MetricWriter,
+        progress: Progress,
+        *,
+        parts: Collection[Part],
+        after_step: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._assembly = assembly
         self._store = assembly.store
@@ -62,6 +68,7 @@ class Loop:
         self._writer = writer
         self._progress = progress
         self._parts = parts
+        self._after_step = after_step
         self._cursors = RunCursors(assembly.run_id)
         trainer: Any = assembly.spec.trainer
         self._read: ReadPolicy = trainer.read if trainer is not None else ReadPolicy.model_validate({})
@@ -98,6 +105,7 @@ class Loop:
                     break
                 self._outcome.steps += 1
                 self._progress.step_done(step, time.perf_counter() - started)
+                self._after_step(step)
         self._finish()
         return self._outcome
 
@@ -150,6 +158,7 @@ class Loop:
                 chunk_cursor=self._cursors.chunks(step, refill),
                 done_cursors={self._cursors.explored(step): refill + 1, self._cursors.explorations: index + 1},
                 on_chunk=lambda chunk: advance(chunk.rollouts.num_rows),
+                on_invalid=self._spec.store.on_invalid,
             )
         self._mirror(step, numbers)
 

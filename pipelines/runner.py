@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from buffer_engine.errors import UsageError
 from buffer_engine.store import open_store
 from pipelines.assemble import ALL_PARTS, Part, assemble, open_run_store
 from pipelines.cursors import RunCursors
+from pipelines.housekeeping import Housekeeper
 from pipelines.load import LoadedSpec, load_spec, resolved_yaml
 from pipelines.loop import Loop, LoopOutcome
 from pipelines.metrics import MetricWriter
@@ -100,8 +102,17 @@ def _run(plan: Plan, start: RunStart, console: Console, *, parts: Collection[Par
             if changes:
                 store.append("events", event_row(start.run_id, None, "configuration_changed", 1, changes))
             assembly = assemble(plan, store, run_id=start.run_id, parts=parts)
-            with MetricWriter(store, start.run_id, folder, tensorboard=plan.spec.report.tensorboard) as writer:
-                outcome = Loop(assembly, writer, Progress(console), parts=parts).run()
+            section = plan.spec.store
+            trainer: Any = plan.spec.trainer
+            max_uses: int = 1 if trainer is None else trainer.read.max_uses
+            with (
+                MetricWriter(store, start.run_id, folder, tensorboard=plan.spec.report.tensorboard) as writer,
+                Housekeeper(
+                    store, folder, start.run_id, compact=section.compact, retain=section.retain, max_uses=max_uses
+                ) as housekeeper,
+            ):
+                loop = Loop(assembly, writer, Progress(console), parts=parts, after_step=housekeeper.after_step)
+                outcome = loop.run()
     finally:
         if assembly is not None:
             assembly.close()

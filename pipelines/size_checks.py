@@ -27,6 +27,7 @@ def check_sizes(spec: Spec, found: Findings) -> None:
                 f"trainer.read.max_staleness is {read.max_staleness}",
                 f"publish at least every {counted(read.max_staleness + 1, 'step')}, or allow more staleness",
             )
+    _waiting(spec, read, found)
     checkpoint = getattr(spec.trainer, "checkpoint", None)
     if (
         checkpoint is not None
@@ -42,6 +43,37 @@ def check_sizes(spec: Spec, found: Findings) -> None:
             f"write a multiple of {loop.publish_every}",
         )
     _periods(spec, found)
+
+
+def _waiting(spec: Spec, read: object, found: Findings) -> None:
+    """A loop that explores and trains in turn must have room for what it explores before it trains."""
+    bound, explorer, loop = spec.store.max_waiting_rows, spec.explorer, spec.loop
+    if bound is None:
+        return
+    at: PathParts = ("store", "max_waiting_rows")
+    if spec.trainer is None and found.sound("trainer"):
+        found.warn(at, "nothing is trained, so rows wait for ever and the bound stops the run", "remove it")
+    if spec.imports and found.sound("imports"):
+        found.warn(at, "imported rows wait too, and all are imported before the first step", "allow for them")
+    if explorer is None or not found.sound("explorer.group_size", "explorer.tasks_per_step", "store.max_waiting_rows"):
+        return
+    made = explorer.group_size * explorer.tasks_per_step
+    if bound < made:
+        found.problem(
+            at,
+            f"one exploration makes {made} rows, and the loop trains only after it: with a bound of {bound} it would "
+            "wait for itself",
+            f"write {made} or more",
+        )
+        return
+    most = made * (1 + loop.max_refills)
+    if isinstance(read, ReadPolicy) and found.sound("trainer.read") and bound < most + read.rows:
+        found.warn(
+            at,
+            f"{counted(1 + loop.max_refills, 'exploration')} of {made} rows and what a batch of {read.rows} left over "
+            f"may wait at once: {most + read.rows} rows, more than {bound}",
+            f"write {most + read.rows}, or fewer loop.max_refills",
+        )
 
 
 def _periods(spec: Spec, found: Findings) -> None:

@@ -116,6 +116,12 @@ def check_shared_sources(spec: Spec, found: Findings) -> None:
 def check_store(spec: Spec, found: Findings) -> None:
     """The folder can be made and written; it is not made here."""
     folder = spec.store.path
+    if spec.store.retain and spec.store.compact is None:
+        found.problem(
+            ("store", "retain"),
+            "nothing says when the rules are applied",
+            "write `compact: {every_steps: 10}` beside it",
+        )
     if folder.exists() and not folder.is_dir():
         found.problem(("store", "path"), f"{folder} is a file, not a folder", "name another folder")
         return

@@ -12,12 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny
 
 from buffer_engine.config import ComponentConfig, component
-from buffer_engine.store.base import Durability
+from buffer_engine.store.base import Durability, OnInvalid
+from buffer_engine.store.pressure import BackPressure
 from explorers.base import Sampling
 from explorers.config import ExplorerConfig
 from explorers.importing import DialogueImport
 from explorers.registry import MODELS, TASKSETS
 from operators.registry import OPERATORS
+from pipelines.housekeeping import CompactSection, RetainSection
 from trainers.registry import TRAINERS
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]+$"
@@ -38,6 +40,30 @@ class StoreSection(ComponentConfig):
         default="process",
         description="what an acknowledged row survives: `process` a killed process, `power` a power cut too",
     )
+    compact: CompactSection | None = Field(
+        default=None, description="rows that training wants no more become Parquet during the run; null: they stay"
+    )
+    retain: tuple[RetainSection, ...] = Field(
+        default=(), description="rules by which payload is erased during the run; needs `compact`"
+    )
+    on_invalid: OnInvalid = Field(
+        default="refuse_all",
+        description="a bad row from explorer or import: stop the run (`refuse_all`), or leave the row out and count it "
+        "in `events` (`refuse_rows`)",
+    )
+    max_waiting_rows: int | None = Field(
+        default=None, gt=0, description="rollouts of the run that may wait to be trained; null: unbounded"
+    )
+    wait_seconds: float = Field(
+        default=600.0, ge=0, description="longest wait for room below max_waiting_rows; then the run stops"
+    )
+
+    @property
+    def back_pressure(self) -> BackPressure | None:
+        """The bound on waiting rollouts; None: there is none."""
+        if self.max_waiting_rows is None:
+            return None
+        return BackPressure(rows=self.max_waiting_rows, seconds=self.wait_seconds)
 
 
 class ImportSection(DialogueImport):

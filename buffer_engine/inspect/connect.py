@@ -38,8 +38,8 @@ class Inspection:
             sources: what is shown, by the names that tell several apart; closed by `close`.
         """
         self._connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false"})
-        for setting in ("TimeZone = 'UTC'", "enable_progress_bar = false"):
-            self._connection.execute(f"SET {setting}")
+        self._connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of the connections that come after, too
+        self._connection.execute("SET enable_progress_bar = false")
         self._loaded = {
             name: LoadedSource(self._connection, source, number=number)
             for number, (name, source) in enumerate(sources.items())

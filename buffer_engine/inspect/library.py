@@ -25,6 +25,7 @@ VIEW_ORDER = (
     "token_stats",
     "media",
     "erasures",
+    "quarantine",
     "scores",
     "staleness",
     "rewards",

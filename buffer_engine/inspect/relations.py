@@ -13,7 +13,7 @@ from functools import cache
 import pyarrow as pa
 
 from buffer_engine.inspect.library import derived, views
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, TABLES
+from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, TABLES
 
 VOCABULARY = pa.schema([pa.field("token_id", pa.int32(), nullable=False), pa.field("text", pa.string())])
 """Texts of token ids, for `tokens.token_text`."""
@@ -21,6 +21,7 @@ VOCABULARY = pa.schema([pa.field("token_id", pa.int32(), nullable=False), pa.fie
 STATES: Mapping[str, pa.Schema] = {
     "rollout_state": ROLLOUT_STATE,
     "batch_state": BATCH_STATE,
+    "quarantine": QUARANTINE,
     "vocabulary": VOCABULARY,
 }
 """Relations that are read anew at every version; the others only grow."""

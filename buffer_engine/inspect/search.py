@@ -196,7 +196,8 @@ class SearchIndex:
         if tables and self._is_ours():
             return
         for (name,) in self._connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('words', 'progress', 'texts', 'places', 'ids')"
+            "SELECT name FROM sqlite_master WHERE type = 'table' "
+            "AND name IN ('words', 'progress', 'texts', 'places', 'ids')"
         ).fetchall():
             self._connection.execute(f"DROP TABLE {name}")
         for statement in _MAKE.split(";\n"):
@@ -258,8 +259,9 @@ def not_understood(words: str, error: sqlite3.Error) -> QueryError:
     """The refusal of a search that FTS5 cannot read, with the way to write it."""
     quoted = '"' + words.replace('"', '""') + '"'
     return QueryError(
-        f"the search {words!r} cannot be understood ({error}). Words must all occur; OR, NOT and brackets combine them, "
-        f"begin* stands for words that begin so. Signs need double quotes, which look for the words as written: {quoted}"
+        f"the search {words!r} cannot be understood ({error}). Words must all occur; OR, NOT and brackets combine "
+        "them, begin* stands for words that begin so. Signs need double quotes, which look for the words as written: "
+        f"{quoted}"
     )
 
 

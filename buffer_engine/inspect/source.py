@@ -73,14 +73,17 @@ class TablesSource:
 
     def rows(self, table: str, *, after: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """See `Source.rows`."""
-        return iter(self.payload(table).select(columns).to_batches() if after == 0 else [])
+        return iter(self._table(table).select(columns).to_batches() if after == 0 else [])
 
     def states(self) -> Mapping[str, pa.Table]:
         """See `Source.states`."""
-        return {name: self.payload(name) for name in STATES}
+        return {name: self._table(name) for name in STATES}
 
     def payload(self, table: str) -> pa.Table:
         """See `Source.payload`."""
+        return self._table(table)
+
+    def _table(self, table: str) -> pa.Table:
         found = self._tables.get(table)
         return RELATIONS[table].empty_table() if found is None else found
 
@@ -88,7 +91,7 @@ class TablesSource:
 
     def erased(self) -> Sequence[str]:
         """See `Source.erased`."""
-        return self.payload("erasures").column("experience_id").to_pylist()
+        return self._table("erasures").column("experience_id").to_pylist()
 
     def holds(self, *, version: int, experience_id: str | None) -> bool:
         """See `Source.holds`; what is in memory does not change."""
@@ -123,6 +126,7 @@ class StoreSource:
         self._owned = owned
         self._version = now if until is None else until
         self._erased = len(self.erased())
+        self._damaged = store.quarantine()
 
     @property
     def version(self) -> int:
@@ -135,12 +139,16 @@ class StoreSource:
         return self._store.path
 
     def refresh(self) -> bool:
-        """See `Source.refresh`; rows that were erased, or a store put back from a copy, make what was read void."""
-        before, erased = self._version, self._erased
+        """See `Source.refresh`.
+
+        Rows that were erased, damaged or repaired, or a store put back from a copy, make what was read void.
+        """
+        before, erased, damaged = self._version, self._erased, self._damaged
         if self._until is None:
             self._version = self._store.version()
         self._erased = len(self.erased())
-        return self._version >= before and self._erased == erased
+        self._damaged = self._store.quarantine()
+        return self._version >= before and self._erased == erased and self._damaged.equals(damaged)
 
     def rows(self, table: str, *, after: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """See `Source.rows`."""
@@ -149,7 +157,10 @@ class StoreSource:
     def states(self) -> Mapping[str, pa.Table]:
         """See `Source.states`."""
         rollouts, batches = states_at(self._store, self._version)
-        return {"rollout_state": rollouts, "batch_state": batches, "vocabulary": self._vocabulary}
+        damaged = self._store.quarantine()
+        return {
+            "rollout_state": rollouts, "batch_state": batches, "quarantine": damaged, "vocabulary": self._vocabulary,
+        }  # fmt: skip
 
     def payload(self, table: str) -> pa.Table:
         """See `Source.payload`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from buffer_engine.errors import PartitionError, SchemaError
 from buffer_engine.store import index
+from buffer_engine.store.media import check_media
 from buffer_engine.store.staging import Staged
 
 ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows", "token_stats", "erasures")
@@ -59,11 +60,12 @@ def _overlap(task_id: str, partition: str, other_id: str, other: str) -> Partiti
 
 
 def check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
-    """What is about a rollout is about a stored or arriving one.
+    """What is about a rollout is about a stored or arriving one, and the attachments of messages are there.
 
     Raises:
         SchemaError: names one that is neither.
     """
+    check_media(connection, staged)
     arriving = {key[0] for part in staged if part.spec.name == "rollouts" for key in part.keys}
     for part in staged:
         if part.spec.name in ABOUT_ROLLOUTS:

@@ -17,11 +17,13 @@ import pyarrow as pa
 from buffer_engine.errors import BufferEngineError, StoreBusyError
 from buffer_engine.store import index
 from buffer_engine.store.admission import check_partitions, check_references
-from buffer_engine.store.base import AppendReceipt
+from buffer_engine.store.base import AppendReceipt, OnInvalid
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.keyblocks import KeyBlocks
+from buffer_engine.store.pressure import Gate
 from buffer_engine.store.reading import SegmentReader
+from buffer_engine.store.refusal import Refusals, run_of
 from buffer_engine.store.repeats import Repeats, raise_conflict, without_repeats
 from buffer_engine.store.segments import FrameRef, SegmentWriter
 from buffer_engine.store.staging import Staged, has_repeats
@@ -34,8 +36,16 @@ _MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE S
 class Appender:
     """Writes rows of any table of one store."""
 
-    def __init__(self, catalog: Catalog, writer: SegmentWriter, reader: SegmentReader, blocks: KeyBlocks) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        writer: SegmentWriter,
+        reader: SegmentReader,
+        blocks: KeyBlocks,
+        gate: Gate | None = None,
+    ) -> None:
         self._catalog = catalog
+        self._gate = gate
         self._writer = writer
         self._blocks = blocks
         self._repeats = Repeats(reader, blocks)
@@ -46,11 +56,16 @@ class Appender:
         tables: Mapping[str, pa.Table],
         *,
         cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
         inside: Callable[[sqlite3.Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
+        if self._gate is not None:
+            self._gate.wait(tables)
         given = {name: rows.num_rows for name, rows in tables.items()}
-        request = Request(self.stage(tables), dict(cursors or {}), given)
+        refusals = Refusals() if on_invalid == "refuse_rows" else None
+        run_id = run_of(list(tables.values())) if refusals else ""
+        request = Request(self.stage(tables, refusals), dict(cursors or {}), given, run_id, refusals)
         if inside is None:
             return self._queue.submit(request, self._serve)
         with self._catalog.lock:
@@ -71,16 +86,18 @@ class Appender:
         for _ in range(_ATTEMPTS):
             with self._newest(look_up=look_up) as connection:
                 seen = current_version(connection)
-                fresh = self._select(connection, request.staged, look_up=look_up)
-                if not fresh and inside is None and not self._moves(connection, request.moved):
-                    return _receipt(seen, request.given, fresh)
-            frames = self._write_and_hash(fresh)
+                fresh = self._select(connection, request.staged, look_up=look_up, refusals=request.refusals)
+                noted = request.refusals.events(request.run_id) if request.refusals else None
+                if not fresh and not noted and inside is None and not self._moves(connection, request.moved):
+                    return _receipt(seen, request, fresh)
+            written = [*fresh, noted] if noted else fresh
+            frames = self._write_and_hash(written)
             try:
-                version = self._commit(fresh, frames, [request], seen, inside)
+                version = self._commit(written, frames, [request], seen, inside)
             except index.KeyTakenError:
                 look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
                 continue
-            return _receipt(version, request.given, fresh)
+            return _receipt(version, request, fresh)
         raise StoreBusyError(
             f"{self._catalog.layout.root}: other writers stored some of these rows {_ATTEMPTS} times in between; "
             "let one process write a key"
@@ -91,6 +108,8 @@ class Appender:
         keys = [(part.spec.name, key) for one in requests for part in one.staged for key in part.keys]
         # a prompt may be in two requests under two partitions, which only one after the other shows
         if len(set(keys)) < len(keys) or any(part.spec.name == "tasks" for one in requests for part in one.staged):
+            return False
+        if any(one.refusals for one in requests):
             return False
         try:
             with self._newest(look_up=False) as connection:
@@ -103,7 +122,7 @@ class Appender:
         except (BufferEngineError, index.KeyTakenError):
             return False  # done one by one, the request at fault is refused and no other
         for request, parts in zip(requests, fresh, strict=True):
-            request.receipt = _receipt(version, request.given, parts)
+            request.receipt = _receipt(version, request, parts)
         return True
 
     @contextmanager
@@ -137,8 +156,8 @@ class Appender:
                 inside(connection)
         return version
 
-    def stage(self, tables: Mapping[str, pa.Table]) -> list[Staged]:
-        """Validate rows and drop repeats among them.
+    def stage(self, tables: Mapping[str, pa.Table], refusals: Refusals | None = None) -> list[Staged]:
+        """Validate rows and drop repeats among them; with `refusals` bad rows too.
 
         Raises:
             SchemaError: see `conform`.
@@ -147,9 +166,10 @@ class Appender:
         staged: list[Staged] = []
         for name, rows in tables.items():
             spec = table_spec(name)
-            parts = [Staged(spec, batch) for batch in conform(spec, rows)]
+            batches = refusals.fitting(spec, rows) if refusals else conform(spec, rows)
+            parts = [Staged(spec, batch) for batch in batches]
             if has_repeats(parts):
-                parts = without_repeats(parts, raise_conflict)
+                parts = without_repeats(parts, refusals.twice if refusals else raise_conflict)
             staged += parts
         return staged
 
@@ -161,16 +181,28 @@ class Appender:
         """
         return self._select(connection, staged, look_up=True)
 
-    def _select(self, connection: sqlite3.Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
+    def _select(
+        self,
+        connection: sqlite3.Connection,
+        staged: Sequence[Staged],
+        *,
+        look_up: bool,
+        refusals: Refusals | None = None,
+    ) -> list[Staged]:
         """The rows that are not stored, or (without `look_up`) are not known to be: `index.insert` has the last word.
 
         Heavy rows are looked up in any case, so that a repeat does not fill the disk with frames that nobody lists.
         """
         fresh: list[Staged] = []
+        if refusals is not None:
+            refusals.begin()
+        conflict = refusals.conflict if refusals else raise_conflict
         for part in staged:
-            part = self._repeats.new_rows(connection, part, look_up=look_up, conflict=raise_conflict)
+            part = self._repeats.new_rows(connection, part, look_up=look_up, conflict=conflict)
             if part.batch.num_rows:
                 fresh.append(part)
+        if refusals is not None:
+            fresh = refusals.without_dangling(connection, fresh)
         check_partitions(connection, fresh)
         check_references(connection, fresh)
         return fresh
@@ -219,8 +251,12 @@ def cursor_value(connection: sqlite3.Connection, name: str) -> int:
     return 0 if found is None else int(found[0])
 
 
-def _receipt(version: int, given: Mapping[str, int], fresh: Sequence[Staged]) -> AppendReceipt:
-    appended = dict.fromkeys(given, 0)
+def _receipt(version: int, request: Request, fresh: Sequence[Staged]) -> AppendReceipt:
+    appended = dict.fromkeys(request.given, 0)
     for part in fresh:
         appended[part.spec.name] += part.batch.num_rows
-    return AppendReceipt(version, appended, {name: rows - appended[name] for name, rows in given.items()})
+    refused = request.refusals.rows if request.refusals else ()
+    unchanged = {name: rows - appended[name] for name, rows in request.given.items()}
+    for one in refused:
+        unchanged[one.table] -= 1
+    return AppendReceipt(version, appended, unchanged, refused)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -14,8 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from buffer_engine.config import ComponentConfig
 
+if TYPE_CHECKING:
+    from buffer_engine.store.compact import Compaction
+    from buffer_engine.store.erase import Erasure
+    from buffer_engine.store.erase_rule import EraseRule
+
 Partition = Literal["train", "eval"]
 Durability = Literal["process", "power"]
+OnInvalid = Literal["refuse_all", "refuse_rows"]
 BatchStatus = Literal["reserved", "prepared", "committed", "released"]
 
 
@@ -141,6 +148,23 @@ def _said(value: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A row that an append did not take.
+
+    Attributes:
+        table: its table.
+        key: its key as messages write it (`experience_id='x1'`), or its number in what was given (`row 3`).
+        field: the column that is wrong.
+        reason: what is wrong with it, with the value.
+    """
+
+    table: str
+    key: str
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppendReceipt:
     """What an acknowledged append did.
 
@@ -148,11 +172,13 @@ class AppendReceipt:
         version: catalog version at which the rows are visible.
         appended: new rows per table.
         unchanged: rows per table that were already stored with the same content.
+        refused: rows that were left out; only with `on_invalid="refuse_rows"`.
     """
 
     version: int
     appended: Mapping[str, int]
     unchanged: Mapping[str, int]
+    refused: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +221,8 @@ class Finding:
     """One thing `verify` found wrong.
 
     Attributes:
-        kind: checksum | torn | orphan | conservation | length | missing_row | double_use | catalog.
+        kind: checksum | torn | orphan | conservation | length | missing_row | missing_media | double_use | catalog |
+            quarantine.
         where: file, table or key.
         message: what was expected and what was there.
     """
@@ -206,14 +233,32 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class QuarantinedFrame:
+    """A damaged record batch that reads go on without.
+
+    Attributes:
+        found_at: seconds since the epoch.
+        message: what is wrong with it.
+    """
+
+    frame_id: int
+    table: str
+    segment: str
+    offset: int
+    rows: int
+    found_at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """Size of a store: rows and bytes per table, catalog version, durability.
+    """Size of a store: rows and bytes per table, catalog version, durability, frames in quarantine.
 
     Attributes:
         bytes: of the rows of each table where they lie now, Parquet files included.
         cold_bytes: of that, bytes of Parquet files.
         retired_bytes: room on disk of files that no row lies in any more and that a later compaction removes.
-        trainable_tokens: tokens of rollouts that may train; None: not counted.
+        trainable_tokens: tokens of readable rollouts that may train; None: not counted.
     """
 
     path: Path
@@ -223,6 +268,7 @@ class StoreInfo:
     rows: Mapping[str, int] = field(default_factory=dict)
     bytes: Mapping[str, int] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
+    quarantined: tuple[QuarantinedFrame, ...] = ()
     cold_bytes: Mapping[str, int] = field(default_factory=dict)
     retired_bytes: int = 0
     trainable_tokens: int | None = None
@@ -255,19 +301,57 @@ class ExperienceStore(Protocol):
         """Append to one table; see `append_all`."""
         ...
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """Append to several tables and move named cursors, all or nothing; durable when it returns.
 
         Columns may come in any order and nullable columns may be missing (null). A key stored before with the same
         content (volatile columns aside) is skipped; so is a repeat inside `tables`. Appending `decisions` moves the
         rollout's status (keep → kept, reject → rejected, hold → held, release → new; mask changes nothing).
 
+        Args:
+            on_invalid: `refuse_all` raises for the first bad row and stores nothing. `refuse_rows` leaves bad rows out
+                (a value or length that does not fit, a key that is taken by other content, a rollout that is not
+                stored), names each in the receipt and in `events` (kind `refused_row`), and stores the others. What
+                is not about single rows is raised all the same.
+
         Raises:
             SchemaError: unknown table or column, wrong type, null where none may be, unequal per-token lengths, NaN
-                or infinity in a float; names table, key, field and value. Nothing is written.
+                or infinity in a float, a `sha256:` reference to media that are not stored; names table, key, field and
+                value. Nothing is written.
             KeyConflictError: a key is stored with other content; names the key and the first differing column.
             PartitionError: a task's prompt exists in the other partition, or a rollout's partition is not its task's.
             StoreError: the disk is full or read-only; what was acknowledged before stays.
+        """
+        ...
+
+    def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
+        """Keep an attachment, once however often it is put; durable when it returns.
+
+        Args:
+            data: the bytes, or a file that has them.
+            media_type: such as `image/png`.
+            name: file name to remember; None: that of the file, if it is one.
+        Returns:
+            The id, sha256 of the bytes in hexadecimal. A message refers to it as `sha256:<id>` in its `media`.
+        Raises:
+            SchemaError: `media_type` is none.
+            KeyConflictError: the same bytes are stored under another media type.
+            StoreError: the disk is full or read-only, or the file cannot be read.
+        """
+        ...
+
+    def media(self, media_id: str) -> bytes:
+        """The bytes of an attachment, checked against the id, which may come with `sha256:` before it.
+
+        Raises:
+            StoreError: there is none.
+            CorruptSegmentError: the bytes are not those that were stored.
         """
         ...
 
@@ -299,6 +383,7 @@ class ExperienceStore(Protocol):
 
         Raises:
             StoreError: an id is not stored; names it.
+            CorruptSegmentError: a row lies in a damaged frame; names both.
         """
         ...
 
@@ -318,6 +403,10 @@ class ExperienceStore(Protocol):
 
     def batch_state(self, *, until: int | None = None) -> pa.Table:
         """State of batches (`schema.BATCH_STATE`) as of version `until` (None: now)."""
+        ...
+
+    def quarantine(self) -> pa.Table:
+        """Damaged record batches that reads go on without (`schema.QUARANTINE`), in the order of commit."""
         ...
 
     def open_run(self, run_id: str) -> AbstractContextManager[None]:
@@ -366,6 +455,34 @@ class ExperienceStore(Protocol):
 
     def release(self, batch_id: str) -> None:
         """Free a batch that was not committed; its rows can be reserved again."""
+        ...
+
+    def compact(
+        self,
+        *,
+        everything: bool = False,
+        grace_seconds: float = 600.0,
+        tables: Sequence[str] | None = None,
+        max_uses: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compaction:
+        """Move cold rows into Parquet files and remove old files; see `LocalStore.compact`."""
+        ...
+
+    def erase(
+        self,
+        rule: EraseRule,
+        *,
+        reason: str,
+        author: str,
+        dry_run: bool = False,
+        force: bool = False,
+        max_uses: int = 1,
+        replays: Mapping[str, int] | None = None,
+        grace_seconds: float = 600.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Erasure:
+        """Take the payload of the rows of a rule away, with a record of it; see `LocalStore.erase`."""
         ...
 
     def batches(self, run_id: str) -> list[BatchRecord]:

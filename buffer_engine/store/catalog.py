@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from urllib.parse import quote
 from buffer_engine.errors import StoreError, StoreVersionError
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability
+from buffer_engine.store.checkpointing import BACKSTOP_PAGES, Checkpointer
 from buffer_engine.store.ddl import APPLICATION_ID, catalog_ddl, migrate
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout
@@ -43,6 +45,7 @@ class Catalog:
         self.lock = threading.RLock()
         self._threads = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._checkpoints = Checkpointer(self._connect)
         with explained(layout.root, "open the store"):
             self._writer: sqlite3.Connection | None = None
             try:
@@ -51,6 +54,7 @@ class Catalog:
                 else:
                     self._writer = self._connect()
                     self._create_if_missing(self._writer)
+                    self._writer.execute("PRAGMA busy_timeout = 1")  # see `_begin`
             except BaseException:
                 self.close()
                 raise
@@ -110,9 +114,10 @@ class Catalog:
             if synced:
                 self._writer.execute("PRAGMA synchronous = FULL")
             try:
-                self._writer.execute("BEGIN IMMEDIATE")
+                self._begin(self._writer)
                 yield self._writer
                 self._writer.execute("COMMIT")
+                self._checkpoints.committed(self._writer)
             except BaseException:
                 # a failed COMMIT (full disk) leaves the transaction open; some failures have rolled back already
                 if self._writer.in_transaction:
@@ -122,8 +127,24 @@ class Catalog:
                 if synced:
                     self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")
 
+    def _begin(self, writer: sqlite3.Connection) -> None:
+        """Take the catalog, which another process may hold for a moment.
+
+        SQLite's own waiting sleeps longer each time, up to 100 ms, so that of several processes the one that has
+        waited longest looks least often. Here everyone looks each millisecond.
+        """
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                    raise
+
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
+        self._checkpoints.close()
         with self.lock:
             self._closed = True
             for connection in self._connections:
@@ -151,6 +172,7 @@ class Catalog:
         )
         with self.lock:
             self._connections.append(connection)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {BACKSTOP_PAGES}")
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 

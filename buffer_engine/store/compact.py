@@ -41,7 +41,7 @@ class Compaction:
         frames, rows: moved into Parquet files, those of merged earlier files included.
         bytes_before, bytes_after: of those rows in the files that they were in, and in the new ones.
         files: names of the new files.
-        retired: old files that no frame refers to any more; they go when their grace is over.
+        retired: old files that no row lies in and that stay until their grace is over.
         removed, freed: old files that went, and bytes on disk that they took.
         damaged: frames that could not be read and stay where they are; one message each.
     """
@@ -86,7 +86,19 @@ class Compactor:
         max_uses: int,
         progress: Progress | None,
     ) -> Compaction:
-        """See `LocalStore.compact`."""
+        """Move cold frames into Parquet files; readers and writers go on meanwhile.
+
+        Args:
+            everything: also what training waits for, and the newest frames.
+            grace_seconds: files that no frame refers to any more are removed this long after that was found.
+            tables: only these; None: all.
+            max_uses: a kept rollout trained fewer times than this is not cold.
+            progress: told frames done and frames to do, after each file.
+
+        Raises:
+            StoreBusyError: another process compacts or erases.
+            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
+        """
         names = [table_spec(name).name for name in tables] if tables is not None else list(TABLES)
         with hold_compaction(self._layout):
             remove_unfinished(self._layout, self._catalog, self._files)
@@ -183,7 +195,7 @@ class Compactor:
             return None
 
     def _weight(self, frames: Sequence[Frame]) -> int:
-        """Bytes of the frames where they lie: of a Parquet file the share of their rows."""
+        """Bytes of the frames where they lie; files of an earlier compaction are always merged whole."""
         files = {frame.segment for frame in frames if frame.format == "parquet"}
         sizes: Mapping[str, int] = {name: self._layout.segment(name).stat().st_size for name in files}
         return sum(frame.length for frame in frames if frame.format == "arrows") + sum(sizes.values())

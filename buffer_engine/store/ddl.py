@@ -70,6 +70,7 @@ CREATE TABLE key_blocks (
 );
 CREATE INDEX key_blocks_of_table ON key_blocks (tbl, level, block_id, xxh3);
 CREATE TABLE quarantine (frame_id INTEGER PRIMARY KEY, found_at REAL NOT NULL, message TEXT NOT NULL);
+CREATE TABLE quarantined_rollouts (sequence INTEGER PRIMARY KEY, frame_id INTEGER NOT NULL);
 """
 
 

@@ -44,7 +44,7 @@ class Erasure:
         rows, tokens: rollouts whose payload went, and their tokens.
         bytes: payload of those rows as Arrow.
         by_fate: rows by status: rejected, trained, kept, new, held.
-        left: rows that the rule names and that stay, because a batch holds them or training waits for them.
+        left: rows that the rule names and that stay, because training wants them.
         files: new files; `retired` and `removed` old ones (see `Compaction`).
         lingering: streams that still hold payload of these rows, because a process appends to them or they also hold
             damaged frames; they go with a later compaction.
@@ -80,18 +80,27 @@ class Eraser:
         dry_run: bool,
         force: bool,
         max_uses: int,
+        replays: Mapping[str, int],
         grace_seconds: float,
         progress: Progress | None,
     ) -> Erasure:
-        """See `LocalStore.erase`."""
+        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
+
+        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
+
+        Raises:
+            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
+            StoreError: a named row is not stored, the reason is empty, the disk is full.
+            CorruptSegmentError: a row to be erased lies in a damaged frame.
+        """
         if dry_run:
-            going, left = self._chosen(rule, force=force, max_uses=max_uses)
+            going, left = self._chosen(rule, force=force, max_uses=max_uses, replays=replays)
             return self._told(going, left)
         if not reason.strip():
             raise StoreError(f"{self._layout.root}: an erasure needs a reason that can be read later; give one")
         with hold_compaction(self._layout):
             remove_unfinished(self._layout, self._catalog, self._files)
-            going, left = self._chosen(rule, force=force, max_uses=max_uses)
+            going, left = self._chosen(rule, force=force, max_uses=max_uses, replays=replays)
             told = self._told(going, left)
             by_frame: dict[int, list[Target]] = {}
             for target in going:
@@ -112,11 +121,13 @@ class Eraser:
             swept.retired, swept.removed, lingering,
         )  # fmt: skip
 
-    def _chosen(self, rule: EraseRule, *, force: bool, max_uses: int) -> tuple[list[Target], int]:
+    def _chosen(
+        self, rule: EraseRule, *, force: bool, max_uses: int, replays: Mapping[str, int]
+    ) -> tuple[list[Target], int]:
         """The rows to erase, and how many the rule names that may not go."""
         reader = SegmentReader(self._layout, self._catalog, self._files)
         with self._catalog.snapshot():
-            found = targets(self._catalog.read(), reader, rule, max_uses=max_uses)
+            found = targets(self._catalog.read(), reader, rule, max_uses=max_uses, replays=replays)
         reader.close()
         going = [target for target in found if force or not target.wanted]
         return going, len(found) - len(going)

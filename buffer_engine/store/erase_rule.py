@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -70,7 +70,7 @@ class Target:
     Attributes:
         fate: rejected, trained, failed, kept, new or held.
         undecided: training waits for its first use of the row, so that a verdict has to take it out of the queue.
-        wanted: a batch holds it, or training waits for it.
+        wanted: a batch holds it, training waits for it, or a resumed run would train it again.
     """
 
     experience_id: str
@@ -83,11 +83,14 @@ class Target:
     wanted: bool
 
 
-def targets(connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRule, *, max_uses: int) -> list[Target]:
+def targets(
+    connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRule, *, max_uses: int, replays: Mapping[str, int]
+) -> list[Target]:
     """The rows of a rule that are not erased yet, in order of arrival.
 
     Args:
         max_uses: a kept row trained fewer times than this is waited for.
+        replays: see `LocalStore.erase`.
 
     Raises:
         StoreError: a named row is not stored.
@@ -107,7 +110,8 @@ def targets(connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRu
         where += " AND experience_id IN (SELECT value FROM json_each(?))"
         arguments.append(json.dumps(list(rule.experience_ids)))
     found = connection.execute(
-        "SELECT experience_id, run_id, frame_id, row, status, uses, reserved_by, partition, failed FROM index_rollouts "
+        "SELECT experience_id, run_id, frame_id, row, status, uses, reserved_by, partition, failed, trained_step "
+        "FROM index_rollouts "
         f"WHERE {where} AND NOT EXISTS "
         "(SELECT 1 FROM index_erasures e WHERE e.experience_id = index_rollouts.experience_id) ORDER BY sequence",
         arguments,
@@ -116,11 +120,11 @@ def targets(connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRu
     if rule.rejected_seconds is not None or rule.rejected_versions is not None:
         late = _rejected_lately(connection, reader, rule)
         rows = [row for row in rows if row[0] not in late]
-    return [_target(row, max_uses) for row in rows]
+    return [_target(row, max_uses, replays) for row in rows]
 
 
-def _target(row: Sequence[object], max_uses: int) -> Target:
-    experience_id, run_id, frame_id, at, status, uses, reserved_by, partition, failed = row
+def _target(row: Sequence[object], max_uses: int, replays: Mapping[str, int]) -> Target:
+    experience_id, run_id, frame_id, at, status, uses, reserved_by, partition, failed, trained_step = row
     assert isinstance(uses, int)
     assert isinstance(frame_id, int)
     assert isinstance(at, int)
@@ -129,7 +133,8 @@ def _target(row: Sequence[object], max_uses: int) -> Target:
     )
     fate = "failed" if failed else "trained" if uses else str(status)
     undecided = waiting and not uses
-    wanted = waiting or reserved_by is not None
+    again = isinstance(trained_step, int) and trained_step > replays.get(str(run_id), trained_step)
+    wanted = waiting or again or reserved_by is not None
     return Target(str(experience_id), str(run_id), frame_id, at, str(status), fate, undecided, wanted)
 
 

@@ -66,8 +66,8 @@ def of_sqlite_error(error: sqlite3.Error, path: Path, doing: str) -> StoreError:
         )
     if code.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return StoreError(
-            f"{path}: could not {doing}: the catalog is damaged or not a catalog [{error}]; "
-            "restore catalog.sqlite (and its -wal file) from a copy"
+            f"{path}: could not {doing}: the catalog is damaged or not a catalog [{error}]; restore catalog.sqlite "
+            f"(and its -wal file) from a copy, or make a new store: buffer-engine store recover {path} --into NEW"
         )
     if code.startswith("SQLITE_CANTOPEN"):
         return StoreError(

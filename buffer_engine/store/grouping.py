@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from buffer_engine.store.base import AppendReceipt
+from buffer_engine.store.refusal import Refusals
 from buffer_engine.store.staging import Staged
 
 MOST_TOGETHER = 64
@@ -20,11 +21,18 @@ MOST_TOGETHER = 64
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One append: valid rows, cursors to move, how many rows were given per table, and how it ended."""
+    """One append: valid rows, cursors to move, how many rows were given per table, and how it ended.
+
+    Attributes:
+        run_id: run of the events about refused rows.
+        refusals: collects bad rows; None: the first one refuses the append.
+    """
 
     staged: list[Staged]
     moved: Mapping[str, int]
     given: Mapping[str, int]
+    run_id: str = ""
+    refusals: Refusals | None = None
     receipt: AppendReceipt | None = field(default=None, init=False)
     failure: Exception | None = field(default=None, init=False)
 

@@ -43,6 +43,9 @@ BlockName = tuple[int, int]
 """(block id, checksum): no two blocks of a store share both."""
 
 
+_NONE: frozenset[BlockName] = frozenset()
+
+
 class KeyTakenError(Exception):
     """A row to be indexed has a key that is indexed already; never leaves the store."""
 
@@ -117,22 +120,22 @@ class KeyBlocks:
         self._known: dict[BlockName, _Block] = {}
         self._bytes = 0
 
-    def names(self, connection: sqlite3.Connection, table: str) -> list[BlockName]:
-        """The blocks of a table that `connection` sees."""
-        found = connection.execute("SELECT block_id, xxh3 FROM key_blocks WHERE tbl = ? ORDER BY block_id", (table,))
-        return found.fetchall()
-
     def find(
-        self, connection: sqlite3.Connection, names: Sequence[BlockName], prints: Prints
-    ) -> dict[int, tuple[int, int]]:
-        """(frame id, row) of those of the keys, by their number, that are in one of the blocks."""
+        self, connection: sqlite3.Connection, table: str, prints: Prints, *, looked_in: frozenset[BlockName] = _NONE
+    ) -> tuple[dict[int, tuple[int, int]], frozenset[BlockName]]:
+        """(frame id, row) of those of the keys, by their number, that the table has; and the blocks that say so.
+
+        Args:
+            looked_in: blocks in which the caller looked for these keys before and found none.
+        """
+        names, blocks = self._blocks(connection, table, looked_in)
         order = np.argsort(prints.owners, kind="stable")
         asked = Prints(prints.owners[order], prints.tags[order])
         found: dict[int, tuple[int, int]] = {}
-        for block in self._blocks(connection, names):
+        for block in blocks:
             for at, place in _matches(block, asked):
                 found[int(order[at])] = _place(place)
-        return found
+        return found, names
 
     def about(self, connection: sqlite3.Connection, table: str, ids: Sequence[str]) -> list[tuple[int, int]]:
         """(frame id, row) of a table's rows about these rollouts, in commit order; rows about others may be among them.
@@ -141,7 +144,7 @@ class KeyBlocks:
         """
         owners = np.unique(_hashed(pa.array(ids, pa.string())))
         found: list[Hashes] = []
-        for block in self._blocks(connection, self.names(connection, table)):
+        for block in self._blocks(connection, table, _NONE)[1]:
             first = np.searchsorted(block.owners, owners, side="left")
             counts = np.searchsorted(block.owners, owners, side="right") - first
             if counts.any():
@@ -155,7 +158,7 @@ class KeyBlocks:
         prints: Prints,
         frame_id: int,
         *,
-        looked_in: frozenset[BlockName] = frozenset(),
+        looked_in: frozenset[BlockName] = _NONE,
     ) -> None:
         """Add the keys of a frame, in the order of its rows, inside the caller's transaction.
 
@@ -165,37 +168,48 @@ class KeyBlocks:
         Raises:
             KeyTakenError: a key is there already; the transaction has to be rolled back.
         """
-        others = [name for name in self.names(connection, spec.name) if name not in looked_in]
-        if others and self.find(connection, others, prints):
+        if self.find(connection, spec.name, prints, looked_in=looked_in)[0]:
             raise KeyTakenError(spec.name)
         order = np.argsort(prints.owners)
         places = (np.uint64(frame_id) << np.uint64(_ROW_BITS)) | order.astype(np.uint64)
         _add(connection, spec.name, _Block(prints.owners[order], prints.tags[order], places))
 
-    def _blocks(self, connection: sqlite3.Connection, names: Sequence[BlockName]) -> Iterator[_Block]:
-        for name in names:
+    def _blocks(
+        self, connection: sqlite3.Connection, table: str, looked_in: frozenset[BlockName]
+    ) -> tuple[frozenset[BlockName], list[_Block]]:
+        """All blocks of a table, and the content of those that are not among `looked_in`."""
+        while True:
+            names = frozenset(_listed(connection, table))
+            blocks = [self._block(connection, name) for name in sorted(names - looked_in)]
+            found = [block for block in blocks if block is not None]
+            if len(found) == len(blocks):
+                return names, found
+            # another process merged a block away between the two statements: the new list has what it held
+
+    def _block(self, connection: sqlite3.Connection, name: BlockName) -> _Block | None:
+        with self._lock:
+            block = self._known.get(name)
+        if block is not None:
+            return block
+        block = _read(connection, name)
+        if block is not None:
             with self._lock:
-                block = self._known.get(name)
-            if block is None:
-                block = _read(connection, name)
-                with self._lock:
-                    if name not in self._known:
-                        self._known[name] = block
-                        self._bytes += 3 * block.owners.nbytes
-                    while self._bytes > _REMEMBERED_BYTES and len(self._known) > 1:
-                        oldest = next(iter(self._known))
-                        self._bytes -= 3 * self._known.pop(oldest).owners.nbytes
-            yield block
+                if name not in self._known:
+                    self._known[name] = block
+                    self._bytes += 3 * block.owners.nbytes
+                while self._bytes > _REMEMBERED_BYTES and len(self._known) > 1:
+                    oldest = next(iter(self._known))
+                    self._bytes -= 3 * self._known.pop(oldest).owners.nbytes
+        return block
 
 
 def entries(connection: sqlite3.Connection, table: str) -> Iterator[tuple[int, int, int, int]]:
-    """(frame id, row, owner hash, tag) of every key of a table, by frame and row.
+    """(frame id, row, owner hash, tag) of every key of a table, by frame and row; inside a snapshot.
 
     Raises:
         CorruptSegmentError: a block is damaged.
     """
-    found = connection.execute("SELECT block_id, xxh3 FROM key_blocks WHERE tbl = ?", (table,)).fetchall()
-    blocks = [_read(connection, name) for name in found]
+    blocks = [_there(connection, name) for name in _listed(connection, table)]
     if blocks:
         whole = _merged(blocks)
         order = np.argsort(whole.places)
@@ -230,7 +244,7 @@ def _add(connection: sqlite3.Connection, table: str, block: _Block) -> None:
         ).fetchall()
         if len(same) < FAN_OUT or len(block.owners) >= MOST_ROWS:
             return
-        block = _merged([_read(connection, name) for name in same])
+        block = _merged([_there(connection, name) for name in same])
         connection.execute("DELETE FROM key_blocks WHERE tbl = ? AND level = ?", (table, level))
         level = max(level + 1, _level(len(block.owners)))
 
@@ -250,10 +264,27 @@ def _write(connection: sqlite3.Connection, table: str, level: int, block: _Block
     )
 
 
-def _read(connection: sqlite3.Connection, name: BlockName) -> _Block:
-    (table, rows, data) = connection.execute(
-        "SELECT tbl, rows, keys FROM key_blocks WHERE block_id = ?", (name[0],)
-    ).fetchone()
+def _listed(connection: sqlite3.Connection, table: str) -> list[BlockName]:
+    return connection.execute("SELECT block_id, xxh3 FROM key_blocks WHERE tbl = ?", (table,)).fetchall()
+
+
+def _there(connection: sqlite3.Connection, name: BlockName) -> _Block:
+    """A block that is listed in the transaction that reads it."""
+    block = _read(connection, name)
+    assert block is not None, name
+    return block
+
+
+def _read(connection: sqlite3.Connection, name: BlockName) -> _Block | None:
+    """A block; None when it was merged away meanwhile.
+
+    Raises:
+        CorruptSegmentError: its bytes have changed.
+    """
+    row = connection.execute("SELECT tbl, rows, keys FROM key_blocks WHERE block_id = ? AND xxh3 = ?", name).fetchone()
+    if row is None:
+        return None
+    table, rows, data = row
     if len(data) != 24 * rows or _checksum(data) != name[1]:
         raise CorruptSegmentError(
             f"catalog: block {name[0]} of the keys of {table} has changed since it was written; restore the catalog "

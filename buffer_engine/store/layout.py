@@ -88,6 +88,12 @@ def locate(path: str | os.PathLike[str], *, create: bool) -> StoreLayout:
             f"{root}: this folder is not a store ({CATALOG} is missing) and already holds {shown}; "
             "name a store, or an empty or new folder to create one in"
         )
+    # a store that another process is making has its catalog before it has segments
+    if layout.segment_files() and not layout.catalog.exists():
+        raise StoreError(
+            f"{root}: {CATALOG} is missing and there are segments, so this is a store whose catalog was lost; make "
+            f"a new one from them: buffer-engine store recover {root} --into NEW"
+        )
     if not create:
         raise StoreError(f"{root}: this folder is empty, not a store ({CATALOG} is missing); check the path")
     return layout

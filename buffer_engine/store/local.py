@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_engine.errors import SchemaError, StoreError
-from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, TABLES
-from buffer_engine.store import batches, history, index
+from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE, ROLLOUTS, TABLES
+from buffer_engine.store import batches, history, index, replica
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
     BatchRecord,
     Durability,
     Finding,
+    OnInvalid,
     ReadPolicy,
     Reservation,
     StoreInfo,
@@ -31,21 +33,17 @@ from buffer_engine.store.base import (
 from buffer_engine.store.catalog import Catalog, current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
+from buffer_engine.store.damage import GuardedReader, quarantined_frames
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.layout import StoreLayout, locate
+from buffer_engine.store.media import LocalMediaFiles, MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
-from buffer_engine.store.reading import (
-    Frame,
-    SegmentReader,
-    frames_by_id,
-    frames_of,
-    rows_at,
-    schema_of,
-    wanted_columns,
-)  # fmt: skip
+from buffer_engine.store.pressure import BackPressure, Gate
+from buffer_engine.store.quarantine import Quarantine
+from buffer_engine.store.reading import Frame, frames_by_id, frames_of, rows_at, schema_of, wanted_columns
 from buffer_engine.store.reserve import Reserver
 from buffer_engine.store.runs import hold_run
 from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
@@ -60,6 +58,7 @@ def open_store(
     create: bool = True,
     durability: Durability = "power",
     read_only: bool = False,
+    back_pressure: BackPressure | None = None,
 ) -> LocalStore:
     """Open the store in a folder.
 
@@ -69,6 +68,7 @@ def open_store(
         durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
             the death of any process; the reader sees no difference.
         read_only: for inspection; creates nothing and works while others write.
+        back_pressure: has appends of training rollouts wait while many are still to be trained; None: they never do.
 
     Raises:
         StoreVersionError: the store has another schema version.
@@ -79,25 +79,34 @@ def open_store(
         with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
             layout.segments.mkdir(parents=True, exist_ok=True)
     catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability)
+    return LocalStore(layout, catalog, durability=durability, back_pressure=back_pressure)
 
 
 class LocalStore:
     """See `ExperienceStore`. One object may be shared by threads; a forked child opens its own."""
 
     def __init__(
-        self, layout: StoreLayout, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES
+        self,
+        layout: StoreLayout,
+        catalog: Catalog,
+        *,
+        durability: Durability,
+        segment_bytes: int = SEGMENT_BYTES,
+        back_pressure: BackPressure | None = None,
     ) -> None:
         self._layout = layout
         self._catalog = catalog
         self._durability: Durability = durability
         self._files = LocalFiles(layout)
         self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout, catalog, self._files)
+        self._reader = GuardedReader(layout, catalog, self._files)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
-        self._appender = Appender(catalog, self._writer, self._reader, self._blocks)
+        gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
+        self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
+        self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
+        self._quarantine = Quarantine(catalog, self._appender, self._writer, self._reader, self._blocks)
 
     @property
     def path(self) -> Path:
@@ -113,9 +122,25 @@ class LocalStore:
         """Append to one table; see `append_all`."""
         return self.append_all({table: rows}, cursors=cursors)
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
         """See `ExperienceStore.append_all`. A row about a rollout that is not stored is a SchemaError."""
-        return self._appender.append_all(tables, cursors=cursors)
+        return self._quarantine.noting(
+            lambda: self._appender.append_all(tables, cursors=cursors, on_invalid=on_invalid)
+        )
+
+    def put_media(self, data: bytes | os.PathLike[str], media_type: str, *, name: str | None = None) -> str:
+        """See `ExperienceStore.put_media`."""
+        return self._media.put(data, media_type, name=name)
+
+    def media(self, media_id: str) -> bytes:
+        """See `ExperienceStore.media`."""
+        return self._media.get(media_id)
 
     def cursor(self, name: str) -> int:
         """Value of a named cursor, 0 when it was never moved."""
@@ -137,14 +162,23 @@ class LocalStore:
         until: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """See `ExperienceStore.scan`; what is seen is fixed when it is called.
-
-        Raises:
-            CorruptSegmentError: a frame is damaged; raised when the iteration reaches it.
-        """
+        """See `ExperienceStore.scan`; what is seen is fixed when it is called. Damaged frames are left out."""
         wanted = wanted_columns(table_spec(table), columns)
-        frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        return self._reader.batches(frames, wanted)
+        connection = self._catalog.read()
+        frames = frames_of(connection, table, after=after, until=until)
+        return self._quarantine.batches(connection, frames, wanted)
+
+    def commits(self, table: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Every batch of a table in the order of commit, with the version that committed it."""
+        return replica.commits(self._catalog.read(), self._reader, table)
+
+    def bookkeeping(self) -> dict[str, pa.Table]:
+        """All that the catalog knows beside rows, by the names of `replica.STATE`."""
+        return replica.bookkeeping(self._catalog.read())
+
+    def replayer(self) -> replica.Replayer:
+        """What makes this empty store the copy of another."""
+        return replica.Replayer(self._catalog, self._appender)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """All rows of a table as of version `until` (None: now)."""
@@ -163,7 +197,9 @@ class LocalStore:
     def fetch(self, experience_ids: Sequence[str], *, columns: Sequence[str] | None = None) -> pa.Table:
         """See `ExperienceStore.fetch`."""
         wanted, (frames, places) = wanted_columns(ROLLOUTS, columns), self._located(experience_ids)
-        return rows_at(self._reader, frames, places, ROLLOUTS, wanted)
+        return self._quarantine.naming(
+            experience_ids, places, frames, lambda: rows_at(self._reader, frames, places, ROLLOUTS, wanted)
+        )
 
     def _located(self, experience_ids: Sequence[str]) -> tuple[dict[int, Frame], list[index.Place]]:
         """Frames of rollouts, and the place of each."""
@@ -183,26 +219,20 @@ class LocalStore:
         length: int | None = None,
         out: PadBuffers | None = None,
     ) -> PaddedBatch:
-        """Token columns of rollouts as numpy arrays [rows, width], in the order asked; see `PaddedBatch`.
-
-        Args:
-            length: width; None: that of the longest row.
-            out: memory to use again; the arrays of the batch read into it before are overwritten.
-
-        Raises:
-            StoreError: an id is not stored; names it.
-            SchemaError: a column has not one element per token.
-            RowTooLongError: a row has more than `length` tokens; nothing is truncated.
-        """
+        """See `TokenReader.padded`."""
         wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
-        return self._tokens.padded(experience_ids, places, frames, wanted, length=length, out=out)
+        return self._quarantine.naming(experience_ids, places, frames, lambda: self._tokens.padded(
+            experience_ids, places, frames, wanted, length=length, out=out
+        ))  # fmt: skip
 
     def packed(
         self, experience_ids: Sequence[str], columns: Sequence[str] = TOKEN_COLUMNS, *, out: PadBuffers | None = None
     ) -> PackedRows:
-        """Like `padded`, the rows end to end without padding; see `PackedRows`."""
+        """See `TokenReader.packed`."""
         wanted, (frames, places) = token_columns(columns), self._located(experience_ids)
-        return self._tokens.packed(experience_ids, places, frames, wanted, out=out)
+        return self._quarantine.naming(experience_ids, places, frames, lambda: self._tokens.packed(
+            experience_ids, places, frames, wanted, out=out
+        ))  # fmt: skip
 
     def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
         """See `ExperienceStore.narrow`; `batch_rows` is not indexed by rollout and cannot be asked for."""
@@ -210,9 +240,7 @@ class LocalStore:
             raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
         connection = self._catalog.read()
         asked = self._blocks.about(connection, table, experience_ids)
-        frames = frames_by_id(connection, (frame_id for frame_id, _ in asked))
-        rows = rows_at(self._reader, frames, asked, table_spec(table), None)
-        return only_about(rows, experience_ids)
+        return only_about(self._quarantine.rows_found(connection, asked, table_spec(table)), experience_ids)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""
@@ -254,6 +282,11 @@ class LocalStore:
         )
         return _table([(*row[:5], _moment(row[5]), _moment(row[6])) for row in found], BATCH_STATE)
 
+    def quarantine(self) -> pa.Table:
+        """See `ExperienceStore.quarantine`."""
+        found = quarantined_frames(self._catalog.read())
+        return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)
+
     @contextmanager
     def open_run(self, run_id: str) -> Generator[None]:
         """See `ExperienceStore.open_run`; frees what a dead process of the run had reserved without a manifest.
@@ -279,9 +312,12 @@ class LocalStore:
         Raises:
             StoreError: the batch id has a manifest already, or one group alone exceeds `policy.rows`.
         """
-        return self._reserver.reserve(
-            policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
-            now=time.time(),
+        return self._quarantine.reserve_sound(
+            lambda: self._reserver.reserve(
+                policy, run_id=run_id, batch_id=batch_id, model_version=model_version, lease_seconds=lease_seconds,
+                now=time.time(),
+            ),
+            batch_id, lambda: batches.release(self._catalog, batch_id),
         )  # fmt: skip
 
     def prepare_batch(self, reservation: Reservation, *, step: int, batch: pa.Table, rows: pa.Table) -> None:
@@ -318,6 +354,11 @@ class LocalStore:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
 
+    def recheck(self) -> tuple[list[int], list[int]]:
+        """Read every frame again: ids of those put into quarantine now, and of those found sound and taken back."""
+        connection = self._catalog.read()
+        return self._quarantine.recheck(frame for name in TABLES for frame in frames_of(connection, name))
+
     def compact(
         self,
         *,
@@ -327,19 +368,7 @@ class LocalStore:
         max_uses: int = 1,
         progress: Progress | None = None,
     ) -> Compaction:
-        """Move cold frames into Parquet files; readers and writers go on meanwhile.
-
-        Args:
-            everything: also what training waits for, and the newest frames.
-            grace_seconds: files that no frame refers to any more are removed this long after that was found.
-            tables: only these; None: all.
-            max_uses: a kept rollout trained fewer times than this is not cold.
-            progress: told frames done and frames to do, after each file.
-
-        Raises:
-            StoreBusyError: another process compacts or erases.
-            StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
-        """
+        """See `Compactor.compact`."""
         done = Compactor(self._layout, self._catalog, self._files).compact(
             everything=everything, grace_seconds=grace_seconds, tables=tables, max_uses=max_uses, progress=progress
         )
@@ -355,21 +384,14 @@ class LocalStore:
         dry_run: bool = False,
         force: bool = False,
         max_uses: int = 1,
+        replays: Mapping[str, int] | None = None,
         grace_seconds: float = GRACE_SECONDS,
         progress: Progress | None = None,
     ) -> Erasure:
-        """Take the payload of the rows of a rule away, with a record of it in `erasures`.
-
-        Rows that a batch holds or that training waits for stay, and are counted, unless `force` is given.
-
-        Raises:
-            StoreBusyError: another process compacts or erases, or a row was reserved meanwhile; repeat.
-            StoreError: a named row is not stored, the reason is empty, the disk is full.
-            CorruptSegmentError: a row to be erased lies in a damaged frame.
-        """
+        """See `Eraser.erase`."""
         eraser = Eraser(self._layout, self._catalog, self._files, self._appender)
         done = eraser.erase(
-            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses,
+            rule, reason=reason, author=author, dry_run=dry_run, force=force, max_uses=max_uses, replays=replays or {},
             grace_seconds=grace_seconds, progress=progress,
         )  # fmt: skip
         self._reader.forget_removed()

@@ -22,8 +22,9 @@ NEWEST_FRAMES = 64
 """Frames of a table other than rollouts that stay as they were appended, where not everything is asked for."""
 FEWEST_FRAMES = 64
 FEWEST_BYTES = 4 << 20
-"""A new file is worth making for this many frames or bytes."""
+"""A new file is worth making for this many frames or bytes, and no file of fewer bytes is left beside it."""
 _GROWTH = 4
+"""A file joins what is new when it is at most this many times as large."""
 _PACKED = 2
 """Arrow bytes that a byte of Parquet is taken for."""
 
@@ -125,7 +126,7 @@ def _any(units: Sequence[_Unit]) -> list[_Unit]:
     chosen = [unit for unit in units if unit.kind == "new"]
     weight = sum(unit.bytes for unit in chosen)
     for unit in sorted((unit for unit in units if unit.kind == "small"), key=lambda unit: unit.bytes):
-        if unit.bytes > _GROWTH * weight:
+        if unit.bytes > max(_GROWTH * weight, FEWEST_BYTES):
             break
         chosen.append(unit)
         weight += unit.bytes
@@ -139,7 +140,7 @@ def _neighbours(stretch: Sequence[_Unit]) -> list[_Unit]:
         return []
     first, last = places[0], places[-1]
     weight = sum(unit.bytes for unit in stretch[first : last + 1])
-    while first > 0 and stretch[first - 1].bytes <= _GROWTH * weight:
+    while first > 0 and stretch[first - 1].bytes <= max(_GROWTH * weight, FEWEST_BYTES):
         first -= 1
         weight += stretch[first].bytes
     return list(stretch[first : last + 1])

@@ -134,7 +134,17 @@ class TokenReader:
         length: int | None,
         out: PadBuffers | None,
     ) -> PaddedBatch:
-        """See `LocalStore.padded`."""
+        """Token columns of rollouts as numpy arrays [rows, width], in the order asked; see `PaddedBatch`.
+
+        Args:
+            length: width; None: that of the longest row.
+            out: memory to use again; the arrays of the batch read into it before are overwritten.
+
+        Raises:
+            StoreError: an id is not stored; names it.
+            SchemaError: a column has not one element per token.
+            RowTooLongError: a row has more than `length` tokens; nothing is truncated.
+        """
         chosen = self._chosen(places, frames)
         lengths = _lengths(chosen)
         longest = max(lengths, default=0)
@@ -160,7 +170,7 @@ class TokenReader:
         *,
         out: PadBuffers | None,
     ) -> PackedRows:
-        """See `LocalStore.packed`."""
+        """Like `padded`, the rows end to end without padding; see `PackedRows`."""
         chosen = self._chosen(places, frames)
         lengths = _lengths(chosen)
         offsets = np.zeros(len(ids) + 1, dtype=np.int64)

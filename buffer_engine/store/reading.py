@@ -7,7 +7,8 @@ a damaged one raises where it is touched and hides no other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -61,12 +62,11 @@ class SegmentReader:
         Raises:
             CorruptSegmentError: the file is gone or shorter than the frame, or the bytes have changed.
         """
-        spec = TABLES[frame.table]
+        schema = schema_of(TABLES[frame.table], columns)
         if frame.format == "arrows":
-            known = self._decoded.get(frame.frame_id)
-            if known is not None and known[0] == frame.segment:
-                return known[1] if columns is None else known[1].select(list(columns))
-        schema = schema_of(spec, columns)
+            with suppress(FileNotFoundError):
+                whole = self._hot(frame)
+                return whole if columns is None else whole.select(schema.names)
         arrays = self.arrays(frame, schema.names)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -84,8 +84,17 @@ class SegmentReader:
             f"{_place(self._layout, frame)}: the frame was moved {_MOVES} times while it was read"
         )
 
-    def batches(self, frames: Iterable[Frame], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self,
+        frames: Iterable[Frame],
+        columns: Sequence[str] | None = None,
+        *,
+        on_damage: Callable[[Frame, CorruptSegmentError], None] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of frames, in their order. Frames that lie side by side in a Parquet file come as one batch.
+
+        Args:
+            on_damage: told of each frame that cannot be read, which is then left out; None: it is raised.
 
         Raises:
             CorruptSegmentError: see `batch`; raised when the iteration reaches the frame.
@@ -97,10 +106,17 @@ class SegmentReader:
                 try:
                     yield pa.RecordBatch.from_arrays(self._cold.arrays(whole, schema.names), schema=schema)
                     continue
-                except FileNotFoundError:
-                    pass  # they were moved since they were looked up, each to a place of its own
+                except (FileNotFoundError, CorruptSegmentError):
+                    pass  # they were moved since they were looked up, each to a place of its own, or one is damaged
             for frame in run:
-                yield self.batch(frame, columns)
+                try:
+                    batch = self.batch(frame, columns)
+                except CorruptSegmentError as error:
+                    if on_damage is None:
+                        raise
+                    on_damage(frame, error)
+                else:
+                    yield batch
 
     def _runs(self, frames: Iterable[Frame]) -> Iterator[list[Frame]]:
         run: list[Frame] = []
@@ -129,7 +145,7 @@ class SegmentReader:
     def _adjoin(self, one: Frame, other: Frame) -> bool:
         try:
             return self._cold.same_group(one, other)
-        except FileNotFoundError:
+        except (FileNotFoundError, CorruptSegmentError):
             return False  # each is looked up anew where it is read
 
     def _moved(self, frame: Frame, error: FileNotFoundError) -> Frame:
@@ -143,10 +159,10 @@ class SegmentReader:
         return found
 
     def _hot(self, frame: Frame) -> pa.RecordBatch:
+        known = self._decoded.get(frame.frame_id)  # one look at a dict needs no lock
+        if known is not None and known[0] == frame.segment:
+            return known[1]
         with self._lock:
-            known = self._decoded.get(frame.frame_id)
-            if known is not None and known[0] == frame.segment:
-                return known[1]
             decoded = self._decode(frame)
             if len(self._decoded) >= _DECODED_FRAMES:
                 self._decoded.pop(next(iter(self._decoded)))
@@ -266,13 +282,21 @@ def rows_at(
     runs = list(_runs(places))
     if not runs:
         return schema.empty_table()
-    found = {frame_id: reader.arrays(frames[frame_id], schema.names) for frame_id, _, _ in runs}
+    found: dict[int, list[pa.Array]] = {}
+    weight: dict[int, int] = {}
+    for frame_id, _, _ in runs:
+        if frame_id not in found:
+            frame = frames[frame_id]
+            found[frame_id] = read = reader.arrays(frame, schema.names)
+            size = frame.length if frame.format == "arrows" else sum(array.nbytes for array in read)
+            weight[frame_id] = size // max(frame.rows, 1)
     # one chunk is what consumers want; beyond this many bytes, 32-bit offsets could overflow
-    total = sum(_row_bytes(frames[frame_id], found[frame_id]) * count for frame_id, _, count in runs)
+    small = sum(weight[frame_id] * count for frame_id, _, count in runs) < _JOINED_BYTES
     arrays: list[pa.Array | pa.ChunkedArray] = []
     for at in range(len(schema.names)):
-        parts = [found[frame_id][at].slice(first, count) for frame_id, first, count in runs]
-        arrays.append(parts[0] if len(parts) == 1 else _joined(parts, small=total < _JOINED_BYTES))
+        whole = {frame_id: read[at] for frame_id, read in found.items()}
+        parts = [whole[frame_id].slice(first, count) for frame_id, first, count in runs]
+        arrays.append(parts[0] if len(parts) == 1 else _joined(parts, small=small))
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -282,11 +306,6 @@ def _runs(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     for (frame_id, _), run in groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0])):
         members = list(run)
         yield frame_id, members[0][1][1], len(members)
-
-
-def _row_bytes(frame: Frame, arrays: Sequence[pa.Array]) -> int:
-    rows = max(frame.rows, 1)
-    return (frame.length if frame.format == "arrows" else sum(array.nbytes for array in arrays)) // rows
 
 
 def _joined(parts: list[pa.Array], *, small: bool) -> pa.Array | pa.ChunkedArray:

@@ -21,8 +21,8 @@ from buffer_engine.store.reading import SegmentReader, frames_by_id, rows_at
 from buffer_engine.store.staging import Staged
 from buffer_engine.store.validate import row_label
 
-OnConflict = Callable[[KeyConflictError], None]
-"""Told of each row whose key is taken by other content; raises, or notes it and has the row left out."""
+OnConflict = Callable[[KeyConflictError, Staged, int], None]
+"""Told of each row (of a part) whose key is taken by other content; raises, or notes it and has the row left out."""
 
 
 class Repeats:
@@ -45,7 +45,7 @@ class Repeats:
                 now = part.batch.slice(row, 1)
                 # an equal row may hash differently only when a later package version added a column
                 if differing_columns(part.spec, before, now):
-                    conflict(conflict_between(part.spec, before, now, "stored already"))
+                    conflict(conflict_between(part.spec, before, now, "stored already"), part, row)
         return part.only([row for row in range(part.batch.num_rows) if row not in known])
 
     def _in_index(
@@ -60,9 +60,7 @@ class Repeats:
         return {row: stored[key] for row, key in enumerate(keys) if key in stored} if stored else {}
 
     def _in_blocks(self, connection: sqlite3.Connection, part: Staged) -> dict[int, tuple[index.Place, bytes]]:
-        names = self._blocks.names(connection, part.spec.name)
-        part.looked_in = frozenset(names)
-        found = self._blocks.find(connection, names, part.prints)
+        found, part.looked_in = self._blocks.find(connection, part.spec.name, part.prints)
         if not found:
             return {}
         places = list(found.values())
@@ -84,7 +82,7 @@ def without_repeats(parts: Sequence[Staged], conflict: OnConflict) -> list[Stage
                 kept.append(row)
             elif before[0] != content:
                 one, other = before[1].slice(before[2], 1), part.batch.slice(row, 1)
-                conflict(conflict_between(part.spec, one, other, "twice in one append"))
+                conflict(conflict_between(part.spec, one, other, "twice in one append"), part, row)
         if kept:
             left.append(part.only(kept))
     return left
@@ -111,11 +109,12 @@ def conflict_between(spec: TableSpec, before: pa.RecordBatch, now: pa.RecordBatc
         "key",
         label=label,
         field=first,
+        reason=reason,
     )
 
 
-def raise_conflict(error: KeyConflictError) -> None:
-    """The usual answer to a conflict."""
+def raise_conflict(error: KeyConflictError, part: Staged, row: int) -> None:
+    """The usual answer to a conflict: the append is refused as a whole."""
     raise error
 
 

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability, StoreInfo
 from buffer_engine.store.catalog import current_version
+from buffer_engine.store.damage import quarantined_frames
 from buffer_engine.store.frames import frames_of
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.reading import SegmentReader
@@ -43,6 +44,7 @@ def store_info(
         rows=rows,
         bytes={table: hot.get(table, 0) + cold.get(table, 0) for table in rows},
         runs=tuple(row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY run_id")),
+        quarantined=tuple(quarantined_frames(connection)),
         cold_bytes=cold,
         retired_bytes=sum(path.stat().st_blocks * 512 for path in paths if path.exists()),
         trainable_tokens=_trainable(connection, reader) if tokens else None,
@@ -50,8 +52,12 @@ def store_info(
 
 
 def _trainable(connection: sqlite3.Connection, reader: SegmentReader) -> int:
-    """Tokens that may train: true elements of the masks, which are all that is decoded of a Parquet file."""
+    """Tokens that may train: true elements of the masks, which are all that is decoded of a Parquet file.
+
+    Damaged frames do not count: they are listed as such beside this number.
+    """
     total = 0
-    for batch in reader.batches(frames_of(connection, "rollouts"), ["loss_mask"]):
+    sound = reader.batches(frames_of(connection, "rollouts"), ["loss_mask"], on_damage=lambda _frame, _error: None)
+    for batch in sound:
         total += pc.sum(pc.list_flatten(batch.column(0))).as_py() or 0
     return total

@@ -21,7 +21,7 @@ from buffer_engine.store.files import SegmentFiles, sync_path
 from buffer_engine.store.layout import StoreLayout
 
 MAKING = "making"
-"""Folder of the store in which Parquet files are written before they are published."""
+"""Folder of the store in which Parquet files are written before they are published, and the lock for doing so."""
 _LOCK = "compact.lock"
 _JUST_BEGUN = 60.0
 """Seconds for which an empty stream may belong to a writer that has not locked it yet."""
@@ -30,7 +30,12 @@ _UNUSED = "NOT EXISTS (SELECT 1 FROM frames f WHERE f.segment_id = segments.segm
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep did: files marked, files removed, and the bytes on disk that those took."""
+    """What a sweep did.
+
+    Attributes:
+        retired: files that no frame refers to and that stay until their grace is over.
+        removed, freed: files that went, and bytes on disk that they took.
+    """
 
     retired: int
     removed: int
@@ -44,8 +49,10 @@ def hold_compaction(layout: StoreLayout) -> Generator[None]:
     Raises:
         StoreBusyError: another one does; names its pid.
     """
-    path = layout.root / _LOCK
+    making = layout.root / MAKING
+    path = making / _LOCK
     with explained(path, "lock the store for compaction"):
+        making.mkdir(exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -58,10 +65,9 @@ def hold_compaction(layout: StoreLayout) -> Generator[None]:
         with explained(path, "lock the store for compaction"):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-            making = layout.root / MAKING
-            making.mkdir(exist_ok=True)
             for half in making.iterdir():
-                half.unlink()
+                if half != path:
+                    half.unlink()
         yield
     finally:
         os.close(handle)
@@ -98,7 +104,8 @@ def sweep(layout: StoreLayout, catalog: Catalog, files: SegmentFiles, *, grace_s
         with suppress(FileNotFoundError):  # removed by a sweep that was killed before it could say so
             freed += layout.segment(name).stat().st_blocks * 512
     _remove(layout, catalog, files, removable)
-    return Swept(len(idle), len(removable), freed)
+    (kept,) = catalog.read().execute("SELECT count(*) FROM segments WHERE retired_at IS NOT NULL").fetchone()
+    return Swept(kept, len(removable), freed)
 
 
 def _remove(layout: StoreLayout, catalog: Catalog, files: SegmentFiles, segments: Sequence[tuple[int, str]]) -> None:

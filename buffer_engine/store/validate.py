@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffer_engine.errors import SchemaError, did_you_mean
+from buffer_engine.errors import RowError, SchemaError, did_you_mean
 from buffer_engine.schema import TABLES, TableSpec
 from buffer_engine.store.buffers import offsets_of, text_data
 from buffer_engine.store.conform import Misfit, fit
@@ -47,14 +47,19 @@ def conform(spec: TableSpec, rows: pa.Table) -> list[pa.RecordBatch]:
             infinity, unequal per-token lengths, a value outside a closed set.
     """
     if not rows.schema.equals(spec.schema):
-        _check_columns(spec, rows)
+        check_columns(spec, rows)
     if rows.num_rows == 0:
         return []
     per_frame = max(1, min(FRAME_ROWS, int(rows.num_rows * FRAME_BYTES // max(rows.nbytes, 1))))
     return [_conform_slice(spec, rows.slice(at, per_frame)) for at in range(0, rows.num_rows, per_frame)]
 
 
-def _check_columns(spec: TableSpec, rows: pa.Table) -> None:
+def check_columns(spec: TableSpec, rows: pa.Table) -> None:
+    """Refuse columns that the table does not have, and the lack of one that it needs.
+
+    Raises:
+        SchemaError: names the column.
+    """
     names: list[str] = rows.column_names
     known: list[str] = spec.schema.names
     for name in names:
@@ -109,10 +114,29 @@ def _misfit_error(spec: TableSpec, rows: pa.Table, field: pa.Field, given: pa.Ar
         try:
             fit(given.slice(at, 1), field.type)
         except Misfit as misfit:
-            return SchemaError(
-                f"{spec.name}: {row_label(spec, rows, at)}: {field.name}: {misfit}; there is {_short(given[at])}"
-            )
+            error = _row_error(spec, rows, at, field.name, f"{misfit}; there is {_short(given[at])}", colon=True)
+            return error if _may_hold(given, field) else SchemaError(str(error))
     return SchemaError(f"{spec.name}: {field.name}: {whole}")
+
+
+def _may_hold(given: pa.Array, field: pa.Field) -> bool:
+    """Whether a column of this type could fit with other values."""
+    try:
+        fit(given.slice(0, 0), field.type)
+    except Misfit:
+        return False
+    return True
+
+
+def _row_error(
+    spec: TableSpec, rows: pa.Table | pa.RecordBatch, at: int, field: str, reason: str, *, colon: bool = False
+) -> RowError:
+    label = row_label(spec, rows, at)
+    has_key = bool(spec.key) and all(
+        name in rows.schema.names and rows.column(name)[at].as_py() is not None for name in spec.key
+    )
+    text = f"{spec.name}: {label}: {field}{':' if colon else ''} {reason}"
+    return RowError(text, label=label, has_key=has_key, field=field, reason=reason)
 
 
 def _check_nulls(spec: TableSpec, batch: pa.RecordBatch) -> None:
@@ -120,7 +144,7 @@ def _check_nulls(spec: TableSpec, batch: pa.RecordBatch) -> None:
         column = batch.column(position)
         if column.null_count:
             at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            raise SchemaError(f"{spec.name}: {row_label(spec, batch, at)}: {name} is null; it needs a value")
+            raise _row_error(spec, batch, at, name, "is null; it needs a value")
 
 
 def _check_values(spec: TableSpec, batch: pa.RecordBatch) -> None:
@@ -128,17 +152,14 @@ def _check_values(spec: TableSpec, batch: pa.RecordBatch) -> None:
         column = batch.column(name)
         if not set(column.unique().to_pylist()).issubset(allowed):
             at = int(np.flatnonzero(~pc.is_in(column, pa.array(allowed)).to_numpy(zero_copy_only=False))[0])
-            raise SchemaError(
-                f"{spec.name}: {row_label(spec, batch, at)}: {name} is {_short(column[at])}; "
-                f"known: {', '.join(allowed)}"
-            )
+            raise _row_error(spec, batch, at, name, f"is {_short(column[at])}; known: {', '.join(allowed)}")
     for name in spec.key:
         column = batch.column(name)
         # a NUL ends a text value for half of the tools that read a catalog
         if pa.types.is_string(column.type) and _has_nul(column):
             wrong = np.flatnonzero(pc.match_substring(column, "\0").to_numpy(zero_copy_only=False))
             if len(wrong):
-                raise SchemaError(f"{spec.name}: {name} {_short(column[int(wrong[0])])} contains a NUL character")
+                raise _row_error(spec, batch, int(wrong[0]), name, "contains a NUL character")
 
 
 def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
@@ -157,10 +178,11 @@ def _check_lengths(spec: TableSpec, batch: pa.RecordBatch) -> None:
         wrong = np.flatnonzero((lengths != expected) & (lengths >= 0))
         if len(wrong):
             at = int(wrong[0])
-            raise SchemaError(
-                f"{spec.name}: {row_label(spec, batch, at)}: {name} has length {lengths[at]} and {spec.length_of} has "
-                f"length {expected[at]}; both describe the same tokens"
-            )
+            raise _row_error(
+                spec, batch, at, name,
+                f"has length {lengths[at]} and {spec.length_of} has length {expected[at]}; both describe the same "
+                "tokens",
+            )  # fmt: skip
 
 
 def _has_nul(column: pa.Array) -> bool:

@@ -18,7 +18,9 @@ from buffer_engine.store import index, keyblocks, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
+from buffer_engine.store.damage import quarantined_ids
 from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.media import LocalMediaFiles, MediaAudit
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
 
@@ -35,16 +37,20 @@ class Verifier:
         self._connection = catalog.read()
         self._reader = SegmentReader(layout, catalog)
         self._book = ledger.Ledger()
+        self._held: set[int] = set()
+        self._media = MediaAudit(LocalMediaFiles(layout.root))
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
         files = self._layout.segment_files()  # before the snapshot: a segment begun later is then in neither
         with self._catalog.snapshot():
+            self._held = quarantined_ids(self._connection)
             found = list(_catalog_findings(self._connection))
             found += _file_findings(self._connection, self._layout, files)
             for spec in TABLES.values():
                 found += self._table_findings(spec)
             found += self._book.findings(self._connection)
+            found += self._media.findings()
         self._reader.close()
         return found
 
@@ -76,8 +82,12 @@ class Verifier:
             self._book.damaged.add(spec.name)
             path = self._layout.segment(frame.segment)
             whole = path.exists() and path.stat().st_size >= frame.offset + frame.length
-            yield Finding("checksum" if whole else "torn", where, str(error))
+            known = " (in quarantine: reads go on without it)" if frame.frame_id in self._held else ""
+            yield Finding("checksum" if whole else "torn", where, f"{error}{known}")
             return
+        if frame.frame_id in self._held:
+            said = "in quarantine, and its bytes are sound again: `buffer-engine store recheck` takes it back"
+            yield Finding("quarantine", where, said)
         if batch.num_rows != frame.rows:
             yield Finding("catalog", where, f"the catalog says {frame.rows} rows, the frame has {batch.num_rows}")
         try:
@@ -103,6 +113,7 @@ class Verifier:
                 (_, key, _), (_, other, _) = wrong[0]
                 yield Finding("catalog", where, f"{len(wrong)} index rows differ; stored {key}, indexed {other}")
         self._book.read(spec, batch)
+        self._media.read(spec, batch)
 
 
 def _indexed(spec: TableSpec, batch: pa.RecordBatch) -> list[Indexed]:

@@ -15,7 +15,7 @@ from buffer_engine.inspect import Inspection
 from pipelines.cli.opening import inspect_store
 from pipelines.cli.rendering import cell_text, print_view, records_table
 from pipelines.cli.short_ids import short_ids
-from pipelines.cli.show import resolve_id
+from pipelines.cli.show import RECORDED_STEPS, resolve_id
 
 
 def explain(
@@ -192,6 +192,7 @@ def life_view(inspection: Inspection, experience_id: str) -> RenderableType:
         "JOIN batches USING (batch_id) WHERE experience_id = $1 ORDER BY batches.step",
         key,
     )
+    recorded = {seen["step"]: seen for seen in inspection.rows(RECORDED_STEPS, key)}
     steps = [(used["committed_at"], used["step"]) for used in trained if used["committed_at"] is not None]
     for score in inspection.rows("SELECT * FROM scores WHERE experience_id = $1 ORDER BY row_order", key):
         weight = "a metric" if not score["weight"] else f"weight {cell_text(score['weight'])}"
@@ -225,8 +226,17 @@ def life_view(inspection: Inspection, experience_id: str) -> RenderableType:
         )
         if used["committed_at"] is not None:
             staleness = None if row["model_version"] is None else used["model_version"] - row["model_version"]
+            seen = recorded.get(used["step"])
+            apart = (
+                ""
+                if seen is None or seen["ratio_mean"] is None
+                else (
+                    f", ratio to the sampler {cell_text(seen['ratio_mean'])} "
+                    f"({cell_text(seen['ratio_min'])} … {cell_text(seen['ratio_max'])})"
+                )
+            )
             events.append(
-                (used["committed_at"], 4, f"trained at step {used['step']}, staleness {cell_text(staleness)}")
+                (used["committed_at"], 4, f"trained at step {used['step']}, staleness {cell_text(staleness)}{apart}")
             )
     for event in inspection.rows("SELECT * FROM events WHERE experience_id = $1 ORDER BY row_order", key):
         note = f": {event['detail']}" if event["detail"] else ""

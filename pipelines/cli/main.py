@@ -76,7 +76,7 @@ VERBS: Mapping[str, Verb] = {
         "pipelines.cli.what_if:what_if", "Say what a batch would have been with other operators or scores."
     ),
     "score": Verb("pipelines.cli.score:score", "Add late scores from a file."),
-    "store": Verb("pipelines.cli.store:store", "Verify a store, or show what is in it."),
+    "store": Verb("pipelines.cli.store:store", "Verify, show, compact or erase what is in a store."),
     "bench": Verb("pipelines.cli.bench:bench", "Measure speed beside peers, in one run."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),
     "schema": Verb("pipelines.cli.components:schema", "Print the tables and what their columns mean."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from pipelines.cli.rendering import cell_text, print_view, records_table
 from pipelines.cli.short_ids import short_ids
 
 CANDIDATES = 10
+MOVED_TOKENS = 5
 ROLE_STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -91,9 +93,23 @@ def experience_view(inspection: Inspection, experience_id: str, *, tokens: bool 
             "batches": "SELECT batches.step, batches.batch_id, status, rows.reward, rows.advantage, rows.weight, "
             "rows.kind, batches.model_version FROM batch_rows AS rows JOIN batches USING (batch_id) "
             "WHERE experience_id = $1 ORDER BY batches.step",
+            **({"recorded steps": RECORDED_STEPS} if _recorded(inspection) else {}),
         },
     )
     return Group(*parts)
+
+
+RECORDED_STEPS = (
+    "SELECT step, len(list_filter(trained, lambda one: one)) AS trained_tokens, list_avg(ratios) AS ratio_mean, "
+    "list_min(ratios) AS ratio_min, list_max(ratios) AS ratio_max, list_avg(entropies) AS entropy_mean "
+    "FROM token_stats WHERE experience_id = $1 ORDER BY step"
+)
+"""What steps saw at the tokens of one row; see `trainer.token_stats`."""
+
+
+def _recorded(inspection: Inspection) -> bool:
+    """Whether any step of the store was recorded token by token."""
+    return inspection.query("SELECT 1 FROM token_stats LIMIT 1").num_rows > 0
 
 
 def group_view(inspection: Inspection, group_id: str) -> RenderableType:
@@ -184,17 +200,31 @@ def _tables(inspection: Inspection, key: list[str], questions: dict[str, str]) -
 def _tokens(inspection: Inspection, experience_id: str) -> RenderableType:
     """Sampled tokens from green (expected) to red (surprising); prompt tokens dim."""
     line = Text()
-    for token in inspection.rows(
-        "SELECT token_id, token_text, sampled, logprob FROM tokens WHERE experience_id = $1 ORDER BY position",
+    found = inspection.rows(
+        "SELECT position, token_id, token_text, sampled, logprob, stats_step, old_logprob, ratio, entropy FROM tokens "
+        "WHERE experience_id = $1 ORDER BY position",
         [experience_id],
-    ):
+    )
+    for token in found:
         text = token["token_text"] if token["token_text"] is not None else f"{token['token_id']} "
         line.append(text, style=_token_style(token["sampled"], token["logprob"]))
     legend = Text("sampled with p ≥ 0.5 ", style="green")
     legend.append("≥ 0.1 ", style="yellow")
     legend.append("below", style="bold red")
     legend.append("; prompt and injected tokens dim", style="dim")
-    return Panel(Group(line, legend), title="tokens", title_align="left")
+    parts: list[RenderableType] = [line, legend]
+    moved = sorted(
+        (token for token in found if token["ratio"] is not None), key=lambda one: -abs(math.log(one["ratio"]))
+    )
+    if moved:
+        parts.append(Text(f"\nfurthest from the sampler at step {moved[0]['stats_step']}", style="bold"))
+        shown = ("position", "token_id", "token_text", "logprob", "old_logprob", "ratio", "entropy")
+        parts.append(
+            records_table(
+                [{name: token[name] for name in shown if token[name] is not None} for token in moved[:MOVED_TOKENS]]
+            )
+        )
+    return Panel(Group(*parts), title="tokens", title_align="left")
 
 
 def _token_style(sampled: bool, logprob: float | None) -> str:

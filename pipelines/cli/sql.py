@@ -55,7 +55,8 @@ def sql(
 ) -> None:
     """Ask SQL of a store. Reads one consistent version and disturbs no writer; nothing can be changed.
 
-    Start with `--list`, `"FROM runs"`, `--name learning_curve` or `--search "two words"`. With several stores every view has a column `store`.
+    Start with `--list`, `"FROM runs"`, `--name learning_curve` or `--search "two words"`. With several stores every
+    view has a column `store`.
     """
     if list_all:
         _print_list()
@@ -146,6 +147,7 @@ def _print_list() -> None:
         results.print(table)
         results.print()
     results.print("Every stored table is also there unadorned in schema raw: FROM raw.scores", markup=False)
+    results.print("Messages by their words: FROM search('gradient OR \"chain rule\"')", markup=False)
 
 
 def _print_table(result: pa.Table, *, output: Path | None, rows: int | None, full: bool) -> None:

@@ -20,6 +20,7 @@ from operators.reward_state import current_reward
 from pipelines.curate import polars_frame
 from pipelines.lineage.changes import Changes, changed_scores
 from pipelines.lineage.finding import StoredBatch, specification_of, version_of_manifest
+from pipelines.retention import refuse_erased
 from pipelines.spec import Spec
 from trainers.advantages import compute_advantages
 from trainers.algorithms.base import Algorithm
@@ -114,6 +115,7 @@ def _known(store: ExperienceStore, found: StoredBatch) -> _Known:
     of_run = pc.and_(pc.equal(rollouts.column("run_id"), found.run_id), pc.equal(rollouts.column("partition"), "train"))
     rollouts = polars_frame(rollouts.filter(of_run)).filter(pl.col("group_id").is_in(sorted(groups)))
     ids = rollouts["experience_id"].to_list()
+    refuse_erased(store, ids, doing=f"what-if for batch {found.batch_id}")
     facts = polars_frame(store.fetch(ids, columns=["experience_id", "group_id", "error", "loss_mask"])).select(
         "experience_id", "group_id", "error", tokens=pl.col("loss_mask").list.sum().cast(pl.Int64)
     )

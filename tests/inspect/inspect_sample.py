@@ -334,6 +334,26 @@ BATCH_STATE_ROWS = [
     batch_state(3, "reserved", 1, reserved=8, committed=None),
 ]
 
+TOKEN_STATS_ROWS = [
+    {
+        "batch_id": "batch-1",
+        "experience_id": experience_id,
+        "run_id": "r1",
+        "step": 1,
+        "trained": [False, False, True, True],
+        "old_logprobs": [None, None, *old],
+        "ratios": [None, None, *ratios],
+        "entropies": [None, None, *entropies],
+        "advantages": [None, None, advantage, advantage],
+        "recorded_at": at(6),
+    }
+    for experience_id, old, ratios, entropies, advantage in (
+        ("a0", [-0.5, -0.5], [0.5, 1.0], [1.0, 0.5], 0.5),
+        ("a1", [-2.5, -0.125], [1.0, 1.5], [2.0, 0.5], -0.5),
+    )
+]
+"""What step 1 saw: of four tokens two left 0.8 … 1.2; ratios 4.0 and entropies 4.0 in all."""
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     "tasks": TASK_ROWS,
     "rollouts": ROLLOUT_ROWS,

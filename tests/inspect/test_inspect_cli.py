@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from inspect_sample import ROWS
+from inspect_sample import ROWS, TOKEN_STATS_ROWS
 
 from buffer_engine.inspect import connect
 from buffer_engine.schema import TABLES
@@ -52,7 +52,12 @@ def write_sample(folder: Path) -> None:
                 batch=arrow("batches", [ROWS["batches"][number - 1]]),
                 rows=arrow("batch_rows", used),
             )
-            store.commit_batch(batch_id, step=number, model=arrow("models", [ROWS["models"][number]]))
+            store.commit_batch(
+                batch_id,
+                step=number,
+                model=arrow("models", [ROWS["models"][number]]),
+                token_stats=arrow("token_stats", TOKEN_STATS_ROWS) if number == 1 else None,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +217,38 @@ def test_show_tokens_are_coloured_by_log_probability(run: Run, folder: Path) -> 
     assert code == 0
     assert "1 2 11 3" in out
     assert "--tokenizer FOLDER" in err
+
+
+def test_show_and_explain_say_what_a_recorded_step_saw(run: Run, folder: Path) -> None:
+    code, out, _ = run("show", folder, "a1", "--tokens")
+    assert code == 0
+    assert "furthest from the sampler at step 1" in out
+    assert "recorded steps" in out
+    # Ratios 1 and 1.5: the second token has moved most.
+    place = out.index("furthest")
+    assert out.index("1.5", place) < out.index("recorded steps")
+    _, out, _ = run("show", folder, "b0", "--tokens")
+    assert "furthest" not in out
+    assert "recorded steps: none" in out
+    _, out, _ = run("explain", folder, "--row", "a1")
+    assert "trained at step 1, staleness 0, ratio to the sampler 1.25 (1 … 1.5)" in out
+
+
+def test_sql_searches_messages_and_says_what_it_cannot_read(run: Run, folder: Path, tmp_path: Path) -> None:
+    # A copy: searching makes a file beside the catalog.
+    folder = shutil.copytree(folder, tmp_path / "searched")
+    code, out, _ = run("sql", folder, "--search", "six", "--format", "csv")
+    assert code == 0
+    [hit] = csv.DictReader(io.StringIO(out))
+    assert (hit["experience_id"], hit["role"], hit["snippet"]) == ("c1", "assistant", "[six]")
+    code, out, _ = run("sql", folder, "SELECT count(*) AS n FROM search('\"2+2=\"')", "--format", "csv")
+    assert (code, out) == (0, "n\n2\n")
+    code, _, err = run("sql", folder, "--search", "2+2=")
+    assert code == 2
+    assert "cannot be understood" in err
+    code, _, err = run("sql", folder, "FROM runs", "--search", "six")
+    assert code == 2
+    assert "--search stands alone" in err
 
 
 def test_explain_says_what_a_step_was_made_of(run: Run, folder: Path) -> None:
@@ -384,7 +421,7 @@ def test_info_tells_what_takes_room_in_the_folder(run: Run, folder: Path, tmp_pa
 def test_info_counts_rows(run: Run, folder: Path) -> None:
     code, out, _ = run("store", "info", folder)
     assert code == 0
-    counted = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 3}
+    counted = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 5}
     assert counted["rollouts"] == "8"
     assert counted["scores"] == "22"
 
@@ -393,7 +430,7 @@ def test_verify_says_what_was_checked_when_all_is_sound(run: Run, folder: Path) 
     code, out, _ = run("store", "verify", folder)
     assert code == 0
     # Eight rollouts with their rows beside: 4 + 8 + 22 + 8 + 8 + 2 + 3 + 3 + 24 + 1 rows in ten tables.
-    assert "sound. 83 rows read and checked" in out
+    assert "sound. 85 rows read and checked" in out
     assert "14 books balance" in out
 
 

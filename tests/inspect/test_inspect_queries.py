@@ -12,6 +12,7 @@ from inspect_sample import (
     SCORE_ROWS,
     STATE_ROWS,
     TASK_ROWS,
+    TOKEN_STATS_ROWS,
     decision,
     rollout,
     sample_tables,
@@ -67,6 +68,8 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         ("r1", "operator", "answer", 1, None, None),
     ],
     "waiting_rows": [("r1", "g3", 1, 1, "its batch")],
+    "near_duplicates": [("r1", "g2", "b0", "b1", 1.0, "trained", "rejected", "4", "4")],
+    "token_drift": [],
     "duplicates_found": [("r1", "exact_dedup", "duplicate", "b1", "b0", "2+2=", "4", "4")],
 }
 
@@ -97,6 +100,51 @@ def test_surprising_tokens_come_least_likely_first(sample: Inspection) -> None:
     ]
     assert found[0]["probability"] == pytest.approx(math.exp(-4.0))
     assert found[1]["advantage"] == -0.5
+    assert {row["ratio"] for row in found} == {None}
+
+
+def test_surprising_tokens_show_what_the_newest_recorded_step_thought_of_them() -> None:
+    with connect(sample_tables(token_stats=TOKEN_STATS_ROWS)) as inspection:
+        found = {
+            (row["experience_id"], row["position"]): row for row in inspection.named("surprising_tokens").to_pylist()
+        }
+    assert len(found) == 2 * 5 + 4 + 3
+    told = [
+        (row["stats_step"], row["old_logprob"], row["ratio"], row["entropy"], row["advantage"])
+        for row in found.values()
+    ]
+    assert told[:2] == [(None, None, None, None, None), (1, -2.5, 1.0, 2.0, -0.5)]
+    assert [found["a0", place]["ratio"] for place in (2, 3)] == [0.5, 1.0]
+
+
+def test_token_drift_adds_up_the_recorded_tokens_of_each_step() -> None:
+    # Step 1: ratios 0.5, 1, 1, 1.5, of which two leave 0.8 … 1.2; entropies 1, 0.5, 2, 0.5.
+    # Step 4 recorded one row that it did not compute.
+    idle = {
+        **TOKEN_STATS_ROWS[0],
+        "batch_id": "batch-4",
+        "step": 4,
+        "old_logprobs": None,
+        "ratios": None,
+        "entropies": None,
+    }
+    with connect(sample_tables(token_stats=[*TOKEN_STATS_ROWS, idle])) as inspection:
+        assert rows_of(inspection, "token_drift") == [
+            ("r1", 1, 2, 4, 1.0, 1.5, 0.5, 0.5, 1.0),
+            ("r1", 4, 1, 2, None, None, None, None, None),
+        ]
+
+
+def test_near_duplicates_share_most_of_their_three_word_sequences() -> None:
+    # "a b c d e f" has 4 sequences; the second has these and one more (4 of 5), the third shares 3 of 5.
+    replies = {"f0": "A b c d  e f", "f1": "a b c d e f g", "f2": "a b c d e x"}
+    rows = [rollout(name, "g9", "t1", 1, reply, [(10, -0.5)]) for name, reply in replies.items()]
+    with connect(sample_tables(rollouts=rows, rollout_state=[])) as inspection:
+        found = [
+            (row["experience_id"], row["sibling_id"], row["similarity"])
+            for row in inspection.named("near_duplicates").to_pylist()
+        ]
+    assert found == [("f0", "f1", 0.8)]
 
 
 def test_rows_paid_like_solved_ones_without_being_solved_are_suspects() -> None:

@@ -46,8 +46,8 @@ def found(inspection: Inspection, words: str) -> list[str]:
 
 def test_relevance_is_bm25_over_distinct_messages() -> None:
     # Four documents of 1, 2, 4 and 5 words, 3 on average; "apple" is in two of them, once and twice.
-    # BM25, k1 1.2 and b 0.75: idf · f · 2.2 / (f + 1.2 · (0.25 + 0.75 · length / 3)), idf = ln((4 − 2 + 0.5) / (2 + 0.5)).
-    # That idf is 0, which FTS5 takes as 1e-6.
+    # BM25, k1 1.2 and b 0.75: idf · f · 2.2 / (f + 1.2 · (0.25 + 0.75 · length / 3)).
+    # idf = ln((4 − 2 + 0.5) / (2 + 0.5)) is 0, which FTS5 takes as 1e-6.
     rows = (says("r0", "pear"), says("r1", "apple pie"), says("r2", "apple or apple cake"), says("r3", "a b c d e"))
     with over(*rows) as inspection:
         hits = inspection.search("apple").to_pylist()

@@ -172,3 +172,12 @@ def test_an_operator_without_its_package_ends_with_the_install_command(
 
     problems = found(write_sample(tmp_path, change, ("seed: 11", "sede: 11")))
     assert [problem.path for problem in problems] == ["sede", "operators.0.type"]
+
+
+@pytest.mark.parametrize(("bound", "warned"), [(79, True), (80, False)])
+def test_a_bound_below_what_refills_may_leave_waiting_is_warned_of(tmp_path: Path, bound: int, warned: bool) -> None:
+    # an exploration and three refills of 16 rows, and less than a batch of 16 that was left over
+    file = write_sample(tmp_path, ("FOLDER/store}", f"FOLDER/store, max_waiting_rows: {bound}}}"))
+    warnings = check_file(file).warnings
+    assert [warning.path for warning in warnings] == (["store.max_waiting_rows"] if warned else [])
+    assert all("80 rows, more than 79" in warning.message for warning in warnings)

@@ -104,7 +104,8 @@ def test_decisions_of_one_rollout_with_other_operators_are_other_keys(store: Loc
 def test_a_row_committed_after_the_look_is_found_inside_the_transaction(store: LocalStore) -> None:
     blocks, prints = KeyBlocks(), fingerprints([pa.array(["x0"]), pa.array(["a"]), pa.array([1], pa.int32())])
     with store._catalog.transaction("test") as connection:  # pyright: ignore[reportPrivateUsage]
-        seen = frozenset(blocks.names(connection, "scores"))
+        found, seen = blocks.find(connection, "scores", prints)
+        assert found == {}
         blocks.insert(connection, SCORES, prints, 7, looked_in=seen)
         with pytest.raises(KeyTakenError):
             blocks.insert(connection, SCORES, prints, 8, looked_in=seen)
@@ -149,7 +150,7 @@ from store_rows import score, table
 from buffer_engine.store import open_store
 with open_store(sys.argv[1], durability="process") as store:
     new = 0
-    for version in range(1, 41):
+    for version in range(1, 161):
         rows = [score(f"x{n}", 1.0, version=version) for n in range(int(sys.argv[2]), int(sys.argv[3]))]
         new += store.append("scores", table("scores", rows)).appended["scores"]
     print(new)
@@ -166,7 +167,7 @@ def test_processes_that_write_the_same_keys_store_each_once(store: LocalStore) -
         for first, end in spans
     ]  # fmt: skip
     counts = [int(child.communicate(timeout=120)[0]) for child in children]
-    assert sum(counts) == store.table("scores").num_rows == 40 * ROWS
+    assert sum(counts) == store.table("scores").num_rows == 160 * ROWS
     assert store.verify() == []
 
 

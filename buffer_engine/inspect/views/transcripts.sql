@@ -1,6 +1,7 @@
 -- One line per message of every rollout.
 --   position: 0-based place in the dialogue
 --   media_count: attachments of the message
+--   media: their references: sha256:ID of stored ones, else whatever was written; null when there are none
 --   role, content: who said what
 --   tool_calls: JSON text; null when there is none
 --   tool_call_id: call that a tool's message answers; null otherwise
@@ -17,5 +18,6 @@ SELECT
   message.content AS content,
   message.tool_calls AS tool_calls,
   message.tool_call_id AS tool_call_id,
-  len(message.media) AS media_count
+  len(message.media) AS media_count,
+  message.media AS media
 FROM unfolded

@@ -114,7 +114,10 @@ class Facts:
         now = current_version(self._connection)
         if now == seen:
             return
+        damaged = {row[0] for row in self._connection.execute("SELECT frame_id FROM quarantine")}
         for frame in frames_of(self._connection, table, after=seen):
+            if frame.frame_id in damaged:
+                continue
             # at the first reading the tree that asks was just made, and finds every group changed anyway
             take(self._reader.batch(frame), seen > 0)
         self._connection.execute("INSERT OR REPLACE INTO reader_sources VALUES (?, ?)", (table, now))

@@ -18,6 +18,9 @@ from buffer_engine.store.base import ReadPolicy
 Refusal = tuple[str, str, str]
 """(experience id, reason, detail)."""
 
+_READABLE = "i.sequence NOT IN (SELECT sequence FROM quarantined_rollouts)"
+"""A row that the store rejected because it is damaged is a missing sibling; one rejected before is what it was."""
+
 
 class GroupRow(NamedTuple):
     """Bookkeeping of one rollout of a group; `frame_id` and `row` say where its payload lies.
@@ -62,8 +65,8 @@ class Judgement:
 def rows_of_group(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[GroupRow]:
     """Training rows of a group, by sample, attempt and turn."""
     found = connection.execute(
-        f"SELECT {', '.join(GroupRow._fields)} FROM index_rollouts "
-        "WHERE run_id = ? AND group_id = ? AND partition = 'train'",
+        f"SELECT {', '.join(GroupRow._fields)} FROM index_rollouts i "
+        f"WHERE run_id = ? AND group_id = ? AND partition = 'train' AND {_READABLE}",
         (run_id, group_id),
     )
     return sorted(map(GroupRow._make, found), key=_place)
@@ -72,8 +75,9 @@ def rows_of_group(connection: sqlite3.Connection, run_id: str, group_id: str) ->
 def rows_of_changed(connection: sqlite3.Connection, run_id: str) -> Iterator[tuple[str, list[GroupRow]]]:
     """Groups of a run in `reader_dirty` with their rows, as `rows_of_group` gives them; none when all were deleted."""
     found = connection.execute(
-        f"SELECT group_id, {', '.join(f'i.{name}' for name in GroupRow._fields)} FROM reader_dirty d "
-        "LEFT JOIN index_rollouts i USING (run_id, group_id) WHERE d.run_id = ? ORDER BY d.group_id",
+        f"SELECT d.group_id, {', '.join(f'i.{name}' for name in GroupRow._fields)} FROM reader_dirty d "
+        f"LEFT JOIN index_rollouts i ON i.run_id = d.run_id AND i.group_id = d.group_id AND {_READABLE} "
+        "WHERE d.run_id = ? ORDER BY d.group_id",
         (run_id,),
     )
     for group_id, rows in groupby(found, key=itemgetter(0)):
@@ -94,11 +98,15 @@ def judge(
     """What `policy` makes of a group when weights `model_version` train next.
 
     Args:
-        rows: all training rows of the group, at least one.
+        rows: all training rows of the group; none when all are damaged.
         newest_version: newest token version of a row (None: it has none); asked only about rows that are over-age.
     """
     kept = [row for row in rows if row.status == "kept"]
-    if any(row.status in ("new", "held") for row in rows) or any(row.reserved_by is not None for row in kept):
+    if (
+        not kept
+        or any(row.status in ("new", "held") for row in rows)
+        or any(row.reserved_by is not None for row in kept)
+    ):
         return Judgement()
     able = [row for row in kept if not row.failed and row.uses < policy.max_uses]
     present, size = len({row.sample_index for row in rows}), max(row.group_size for row in rows)
