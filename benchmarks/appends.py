@@ -132,8 +132,8 @@ def writers(folder: Path, count: int, rows: int) -> None:
     p50, p99 = np.percentile(wall, [50, 99])
     each = " ".join(f"{sum(times):.0f}" for times in found)
     print(
-        f"{count} writers, commits of 64 rows: {count * rows / seconds:,.0f} rows/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
-        f"max {wall.max():.1f} ms; milliseconds each writer took: {each}"
+        f"{count} writers, commits of 64 rows: {count * rows / seconds:,.0f} rows/s, "
+        f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {wall.max():.1f} ms; milliseconds each writer took: {each}"
     )
 
 
@@ -162,7 +162,8 @@ def main() -> None:
                 10_000,
             )
         print(
-            f"\n{size:,} bytes a row; sequential write with one fdatasync {pace / 1e6:,.0f} MB/s = {pace / size:,.0f} rows/s"
+            f"\n{size:,} bytes a row; sequential write with one fdatasync "
+            f"{pace / 1e6:,.0f} MB/s = {pace / size:,.0f} rows/s"
         )
 
 
