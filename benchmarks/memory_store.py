@@ -1,7 +1,8 @@
-"""The least that the loop can run on: an `ExperienceStore` in the memory of one process, gone when it ends.
+"""The least that the loop can run on: what it needs of an `ExperienceStore`, in the memory of one process.
 
-It is what the store's share of a step is compared with, so it does nothing that the loop does not need: no checks, no
-keys, no locks, no versions of the past, and of the read policies only `fifo` with each row once.
+Its rows are gone when the process ends. It is what the store's share of a step is compared with, so it does nothing
+that the loop does not need: no checks, no keys, no locks, no versions of the past, and of the read policies only `fifo`
+with each row once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from buffer_engine.store.base import (
     AppendReceipt,
     BatchRecord,
     Finding,
+    OnInvalid,
     ReadPolicy,
     Reservation,
     StoreInfo,
@@ -69,8 +71,15 @@ class MemoryStore:
         """Keep the rows."""
         return self.append_all({table: rows}, cursors=cursors)
 
-    def append_all(self, tables: Mapping[str, pa.Table], *, cursors: Mapping[str, int] | None = None) -> AppendReceipt:
-        """Keep the rows of several tables and move cursors."""
+    def append_all(
+        self,
+        tables: Mapping[str, pa.Table],
+        *,
+        cursors: Mapping[str, int] | None = None,
+        on_invalid: OnInvalid = "refuse_all",
+    ) -> AppendReceipt:
+        """Keep the rows of several tables and move cursors; nothing is looked at, so nothing is refused."""
+        del on_invalid
         for name, rows in tables.items():
             schema = table_spec(name).schema
             columns = [

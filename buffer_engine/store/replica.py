@@ -66,7 +66,8 @@ class Replica:
             source, order = _SOURCES[name]
             query = f"SELECT {', '.join(schema.names)} FROM {source} ORDER BY {order}"
             rows = self._catalog.read().execute(query).fetchall()
-            columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+            # Column by column: unpacking half a million rows into `zip` takes as long as reading them.
+            columns = [[row[place] for row in rows] for place in range(len(schema))]
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             tables[name] = pa.Table.from_arrays(arrays, schema=schema)
         return tables
