@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -23,14 +22,14 @@ class Ledger:
         damaged: tables with an unreadable frame; accounts that need them are not drawn up.
         verdicts: newest final verdict of each rollout.
         trained: rollouts of each batch, with how often they occur.
-        manifests: weight version that each batch with a `batches` row trains.
+        manifests: batches with a `batches` row.
         about: rollouts that scores and decisions are about.
     """
 
     damaged: set[str] = field(default_factory=set[str])
     verdicts: dict[str, str] = field(default_factory=dict[str, str])
     trained: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
-    manifests: dict[str, int] = field(default_factory=dict[str, int])
+    manifests: set[str] = field(default_factory=set[str])
     about: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
 
     def read(self, spec: TableSpec, batch: pa.RecordBatch) -> None:
@@ -45,7 +44,7 @@ class Ledger:
             for batch_id, one in _pairs(batch, "batch_id", "experience_id"):
                 self.trained.setdefault(batch_id, Counter())[one] += 1
         elif spec.name == "batches":
-            self.manifests.update(_pairs(batch, "batch_id", "model_version"))
+            self.manifests.update(batch.column("batch_id").to_pylist())
 
     def findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
         """Where the catalog and the rows disagree."""
@@ -77,9 +76,7 @@ class Ledger:
             "SELECT reserved_by, experience_id FROM index_rollouts WHERE reserved_by IS NOT NULL"
         ):
             held.setdefault(batch_id, set()).add(one)
-        for batch_id, status, rows, step, version in connection.execute(
-            "SELECT batch_id, status, rows, step, model_version FROM batches"
-        ):
+        for batch_id, status, rows, step in connection.execute("SELECT batch_id, status, rows, step FROM batches"):
             known.add(batch_id)
             members = self.trained.get(batch_id, Counter())
             if status == "committed":
@@ -88,9 +85,6 @@ class Ledger:
                     steps.setdefault(one, set()).add(step)
             if status == "prepared" and held.get(batch_id, set()) != members.keys():
                 yield Finding("conservation", batch_id, "the rows that it holds are not those of its manifest")
-            if status in ("prepared", "committed") and self.manifests.get(batch_id, version) != version:
-                said = f"it trains weights {version}, its manifest says {self.manifests[batch_id]}"
-                yield Finding("conservation", batch_id, said)
             if status in ("prepared", "committed"):
                 if batch_id not in self.manifests:
                     yield Finding("missing_row", batch_id, f"the batch is {status} and has no row in batches")
@@ -99,7 +93,7 @@ class Ledger:
             for one, times in members.items():
                 if times > 1:
                     yield Finding("double_use", batch_id, f"rollout {one} occurs {times} times in the batch")
-        for batch_id in sorted((self.manifests.keys() | set(self.trained)) - known):
+        for batch_id in sorted((self.manifests | set(self.trained)) - known):
             yield Finding("missing_row", batch_id, "a manifest is stored for a batch that the catalog does not know")
         counted: set[str] = set()
         for one, recorded, trained_step in connection.execute(
@@ -148,5 +142,5 @@ def _groups(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("conservation", one, f"it is in partition {partition}, its task in {other}")
 
 
-def _pairs(batch: pa.RecordBatch, one: str, other: str) -> Iterator[tuple[str, Any]]:
+def _pairs(batch: pa.RecordBatch, one: str, other: str) -> Iterator[tuple[str, str]]:
     yield from zip(batch.column(one).to_pylist(), batch.column(other).to_pylist(), strict=True)

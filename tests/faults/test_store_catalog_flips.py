@@ -21,6 +21,7 @@ ONCE = {
     ("cursors", "value"): "a number that only its run could contradict",
     ("cursors", "name"): "a name that only its run knows",
     ("meta", "value"): "a version that moved up: later ones follow from it",
+    ("batches", "model_version"): "the weights that a reservation was made for; its manifest has its own",
     ("batches", "expires_at"): "a lease that ends at another time",
     ("batch_history", "held"): "which rows a reservation had that is over",
     ("frames", "version"): "a version between those of the frames beside it",
