@@ -21,8 +21,8 @@ import xxhash
 
 from buffer_engine.inspect.source import Source
 from buffer_engine.inspect.statements import QueryError
+from buffer_engine.store.layout import SEARCH_INDEX
 
-INDEX_FILE = "search.sqlite"
 HITS = pa.schema(
     [
         pa.field("asked", pa.string(), nullable=False),
@@ -65,7 +65,7 @@ class SearchIndex:
         """
         self._source = source
         on_disk = folder is not None and os.access(folder, os.W_OK | os.X_OK)
-        self._path = folder / INDEX_FILE if on_disk and folder is not None else None
+        self._path = folder / SEARCH_INDEX if on_disk and folder is not None else None
         self._connection = sqlite3.connect(
             ":memory:" if self._path is None else self._path, timeout=_BUSY_SECONDS, isolation_level=None
         )

@@ -26,7 +26,7 @@ from buffer_engine.store.compact import Compactor, Made, Progress, move
 from buffer_engine.store.erase_rule import EraseRule, Target, targets
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.frames import Frame, frames_by_id, frames_of
-from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.layout import SEARCH_INDEX, StoreLayout
 from buffer_engine.store.merging import cut
 from buffer_engine.store.policies.tables import has
 from buffer_engine.store.reading import SegmentReader
@@ -116,6 +116,9 @@ class Eraser:
                 if progress is not None:
                     progress(done, len(frames))
             swept = sweep(self._layout, self._catalog, self._files, grace_seconds=grace_seconds)
+        # The full-text index holds messages: it is derived, and the next search makes it again.
+        for end in ("", "-wal", "-shm"):
+            (self._layout.root / f"{SEARCH_INDEX}{end}").unlink(missing_ok=True)
         return Erasure(
             told.rows, told.tokens, told.bytes, told.by_fate, told.left, tuple(one.name for one in made),
             swept.retired, swept.removed, lingering,

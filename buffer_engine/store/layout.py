@@ -16,6 +16,7 @@ from buffer_engine.errors import StoreError
 
 CATALOG = "catalog.sqlite"
 SEGMENTS = "segments"
+SEARCH_INDEX = "search.sqlite"
 RUNS = "runs"
 SEGMENT_SUFFIX = ".arrows"
 

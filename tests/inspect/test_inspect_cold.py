@@ -16,6 +16,7 @@ from buffer_engine.inspect import QueryError, connect_store
 from buffer_engine.inspect.source import StoreSource
 from buffer_engine.schema import TABLES
 from buffer_engine.store.erase import EraseRule
+from buffer_engine.store.layout import SEARCH_INDEX
 from buffer_engine.store.local import LocalStore, open_store
 
 QUESTIONS = [
@@ -105,6 +106,7 @@ def test_erased_words_are_found_no_more_and_leave_the_index(tmp_path: Path) -> N
         inspection.refresh()
         assert inspection.search("secretword").num_rows == 1
         store.erase(EraseRule(experience_ids=("late1-0",)), reason="asked", author="ann", force=True)
+        assert not (folder / SEARCH_INDEX).exists()
         inspection.refresh()
         assert inspection.search("secretword").num_rows == 0
         assert inspection.rows("SELECT response FROM experiences WHERE experience_id = 'late1-0'") == [{"response": ""}]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from inspect_sample import PROMPTS, ROWS, at, message, rollout, sample_tables
 
 from buffer_engine.inspect import Inspection, QueryError, StoreAt, connect, connect_store, connect_stores
-from buffer_engine.inspect.search import INDEX_FILE
 from buffer_engine.schema import TABLES
+from buffer_engine.store.layout import SEARCH_INDEX
 from buffer_engine.store.local import open_store
 
 HERE = Path(__file__).parent
@@ -144,7 +144,7 @@ def test_a_later_search_sees_what_was_written_since_and_an_earlier_version_does_
     # The index on disk is ahead of this version.
     with connect_store(tmp_path / "s", until=first) as before:
         assert found(before, "word") == ["r0"]
-    assert (tmp_path / "s" / INDEX_FILE).exists()
+    assert (tmp_path / "s" / SEARCH_INDEX).exists()
 
 
 def test_the_index_is_not_built_twice(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_the_index_is_not_built_twice(tmp_path: Path) -> None:
     for _ in range(2):
         with connect_store(tmp_path / "s") as inspection:
             assert len(found(inspection, "word")) == 50
-    with sqlite3.connect(tmp_path / "s" / INDEX_FILE) as index:
+    with sqlite3.connect(tmp_path / "s" / SEARCH_INDEX) as index:
         assert index.execute("SELECT count(*), count(DISTINCT ordinal) FROM places").fetchone() == (50, 50)
         assert index.execute("INSERT INTO words (words) VALUES ('integrity-check')").fetchall() == []
 
@@ -171,9 +171,9 @@ def test_erased_rows_vanish_and_texts_of_others_stay(tmp_path: Path) -> None:
         inspection.refresh()
         assert found(inspection, "secret") == []
         assert found(inspection, "shared") == ["r1"]
-    with sqlite3.connect(folder / INDEX_FILE) as index:
+    with sqlite3.connect(folder / SEARCH_INDEX) as index:
         index.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert b"secret" not in (folder / INDEX_FILE).read_bytes()
+    assert b"secret" not in (folder / SEARCH_INDEX).read_bytes()
 
 
 def test_an_index_of_another_store_is_made_anew(tmp_path: Path) -> None:
@@ -181,17 +181,17 @@ def test_an_index_of_another_store_is_made_anew(tmp_path: Path) -> None:
     append(tmp_path / "two", says("x0", "word"))
     with connect_store(tmp_path / "one") as inspection:
         assert len(found(inspection, "word")) == 2
-    (tmp_path / "one" / INDEX_FILE).rename(tmp_path / "two" / INDEX_FILE)
+    (tmp_path / "one" / SEARCH_INDEX).rename(tmp_path / "two" / SEARCH_INDEX)
     with connect_store(tmp_path / "two") as inspection:
         assert found(inspection, "word") == ["x0"]
 
 
 def test_a_damaged_index_is_named_and_may_be_deleted(tmp_path: Path) -> None:
     append(tmp_path / "s", says("r0", "word"))
-    (tmp_path / "s" / INDEX_FILE).write_bytes(b"not a database" * 1000)
+    (tmp_path / "s" / SEARCH_INDEX).write_bytes(b"not a database" * 1000)
     with connect_store(tmp_path / "s") as inspection, pytest.raises(QueryError, match="delete the file"):
         inspection.search("word")
-    (tmp_path / "s" / INDEX_FILE).unlink()
+    (tmp_path / "s" / SEARCH_INDEX).unlink()
     with connect_store(tmp_path / "s") as inspection:
         assert found(inspection, "word") == ["r0"]
 
