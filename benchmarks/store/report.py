@@ -171,7 +171,8 @@ def _with_ratio(name: str, better: str, value: float, base: dict[str, float | st
     ours = base.get(name)
     if not isinstance(ours, float) or not better or min(ours, value) <= 0:
         return number(value)
-    return f"{number(value)} ({ours / value if better == 'more' else value / ours:.2g}×)"
+    ratio = ours / value if better == "more" else value / ours
+    return f"{number(value)} ({f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.2g}'}×)"
 
 
 def number(value: float) -> str:
