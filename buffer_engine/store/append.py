@@ -22,7 +22,7 @@ from buffer_engine.store.base import AppendReceipt
 from buffer_engine.store.catalog import Catalog, current_version, next_version
 from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.reading import SegmentReader, frames_by_id
-from buffer_engine.store.segments import FrameRef, SegmentWriter
+from buffer_engine.store.segments import FrameRef, FrameWriter
 from buffer_engine.store.staging import Staged
 from buffer_engine.store.validate import conform, row_label, table_spec
 
@@ -34,7 +34,7 @@ _MOVE_CURSOR = "INSERT INTO cursors VALUES (?, ?) ON CONFLICT (name) DO UPDATE S
 class Appender:
     """Writes rows of any table of one store."""
 
-    def __init__(self, catalog: Catalog, writer: SegmentWriter, reader: SegmentReader) -> None:
+    def __init__(self, catalog: Catalog, writer: FrameWriter, reader: SegmentReader) -> None:
         self._catalog = catalog
         self._writer = writer
         self._reader = reader
@@ -209,7 +209,7 @@ class Appender:
         self, connection: sqlite3.Connection, version: int, staged: Sequence[Staged], frames: Sequence[FrameRef]
     ) -> None:
         """List frames and rows in the catalog and apply verdicts, inside the caller's transaction."""
-        for part, frame in zip(staged, frames, strict=True):
+        for part, frame in zip(staged, self._writer.listed(connection, frames), strict=True):
             (frame_id,) = connection.execute("SELECT coalesce(max(frame_id), 0) + 1 FROM frames").fetchone()
             connection.execute(
                 "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

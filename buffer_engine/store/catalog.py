@@ -1,8 +1,8 @@
-"""The catalog: one SQLite database in WAL mode whose transactions are the store's commit point.
+"""The catalog: a database whose transactions are the store's commit point; here one SQLite file in WAL mode.
 
 A row exists when a committed transaction says so, whatever bytes lie in the segments. The version counts those
 transactions. SQLite's `application_id` marks the file as ours and `user_version` carries the schema version, so both
-can be read before any table is.
+can be read before any table is. `PostgresCatalog` replaces what is SQLite's own.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ import os
 import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from urllib.parse import quote
 
 from buffer_engine.errors import StoreError, StoreVersionError
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.ddl import APPLICATION_ID, catalog_ddl, migrate
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.runs import hold_run
 
 BUSY_SECONDS = 60.0
 
 
 class Catalog:
     """Connections to one catalog: one for writing behind a lock, one per thread for reading."""
+
+    begin_reading = "BEGIN"
+    """Starts a transaction that sees one version throughout."""
 
     def __init__(self, layout: StoreLayout, *, durability: Durability, read_only: bool) -> None:
         """Open (and when writable and missing, create) the catalog.
@@ -42,9 +47,9 @@ class Catalog:
         self.migrated_from: int | None = None
         self.lock = threading.RLock()
         self._threads = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._connections: list[Connection] = []
+        self._writer: Connection | None = None
         with explained(layout.root, "open the store"):
-            self._writer: sqlite3.Connection | None = None
             try:
                 if read_only:
                     self.check(self.read())
@@ -55,10 +60,10 @@ class Catalog:
                 self.close()
                 raise
 
-    def read(self) -> sqlite3.Connection:
+    def read(self) -> Connection:
         """This thread's connection for reading; every statement sees the newest committed version."""
-        self._usable()
-        connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
+        self.usable()
+        connection: Connection | None = getattr(self._threads, "connection", None)
         if connection is None:
             connection = self._connect()
             self._threads.connection = connection
@@ -71,22 +76,22 @@ class Catalog:
         if connection.in_transaction:  # nested: the outer block ends it
             yield current_version(connection)
             return
-        connection.execute("BEGIN")
+        connection.execute(self.begin_reading)
         try:
             yield current_version(connection)
         finally:
-            connection.execute("COMMIT")
+            if connection.in_transaction:  # a lost connection has none
+                connection.execute("COMMIT")
 
     @contextmanager
-    def transaction(self, doing: str) -> Generator[sqlite3.Connection]:
+    def transaction(self, doing: str) -> Generator[Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
 
         Raises:
             StoreError: the store is read-only or closed, the disk is full, another process held the catalog too long.
         """
-        self._usable()
-        if self._writer is None:
-            raise StoreError(f"{self.layout.root}: could not {doing}: the store was opened with read_only=True")
+        self.usable(doing)
+        assert self._writer is not None
         with self.lock, explained(self.layout.root, doing):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -98,6 +103,19 @@ class Catalog:
                     self._writer.execute("ROLLBACK")
                 raise
 
+    def hold_run(self, run_id: str) -> AbstractContextManager[None]:
+        """Hold a run's name; the lock falls with the process.
+
+        Raises:
+            StoreBusyError: a live process holds it; names it.
+        """
+        return hold_run(self.layout.run_lock(run_id), run_id)
+
+    def problems(self) -> list[str]:
+        """What the database finds wrong with itself."""
+        found = self.read().execute("PRAGMA integrity_check(10)").fetchall()
+        return [message for (message,) in found if message != "ok"]
+
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
         with self.lock:
@@ -107,7 +125,12 @@ class Catalog:
                     connection.close()
             self._connections.clear()
 
-    def _usable(self) -> None:
+    def usable(self, writing: str | None = None) -> None:
+        """Refuse a closed catalog, one of another process and, with `writing`, one opened for reading.
+
+        Raises:
+            StoreError: says which.
+        """
         if self._closed:
             raise StoreError(f"{self.layout.root}: the store is closed; open it again")
         if os.getpid() != self._pid:
@@ -115,8 +138,10 @@ class Catalog:
                 f"{self.layout.root}: this store was opened by process {self._pid} before a fork; "
                 "open the store again in the child process"
             )
+        if writing is not None and self.read_only:
+            raise StoreError(f"{self.layout.root}: could not {writing}: the store was opened with read_only=True")
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Connection:
         uri = f"file:{quote(str(self.layout.catalog.absolute()))}"
         if self.read_only:
             uri += "?mode=ro"
@@ -135,7 +160,7 @@ class Catalog:
         log, shared = (self.layout.catalog.with_name(self.layout.catalog.name + end) for end in ("-wal", "-shm"))
         return shared.exists() or (log.exists() and log.stat().st_size > 0)
 
-    def _create_if_missing(self, connection: sqlite3.Connection) -> None:
+    def _create_if_missing(self, connection: Connection) -> None:
         if not _is_empty(connection):
             self.migrated_from = migrate(connection)
             self.check(connection)
@@ -154,7 +179,7 @@ class Catalog:
             raise
         self.check(connection)
 
-    def check(self, connection: sqlite3.Connection) -> None:
+    def check(self, connection: Connection) -> None:
         """Refuse a catalog that is not ours or of another schema version."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (found,) = connection.execute("PRAGMA user_version").fetchone()
@@ -180,17 +205,17 @@ class Catalog:
             )
 
 
-def _is_empty(connection: sqlite3.Connection) -> bool:
+def _is_empty(connection: Connection) -> bool:
     return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def current_version(connection: sqlite3.Connection) -> int:
+def current_version(connection: Connection) -> int:
     """The catalog version that `connection` sees."""
     (version,) = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     return int(version)
 
 
-def next_version(connection: sqlite3.Connection) -> int:
+def next_version(connection: Connection) -> int:
     """Count the running transaction and return the version that its commit makes visible."""
     connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'version'")
     return current_version(connection)

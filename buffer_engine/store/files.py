@@ -35,6 +35,14 @@ class SegmentFiles(Protocol):
         """
         ...
 
+    def renew(self, name: str) -> bool:
+        """Replace a copy whose bytes are wrong by a fresh one; False when the file here is the only one.
+
+        Raises:
+            FileNotFoundError: there is no such file any more.
+        """
+        ...
+
     def remove(self, name: str) -> None:
         """Delete a file that no frame refers to; a missing one is no error."""
         ...
@@ -65,6 +73,10 @@ class LocalFiles:
             sync_path(made)
             os.rename(made, target)
             sync_path(target.parent)
+
+    def renew(self, name: str) -> bool:
+        """See `SegmentFiles.renew`; a file in a folder is the only one."""
+        return False
 
     def remove(self, name: str) -> None:
         """See `SegmentFiles.remove`."""

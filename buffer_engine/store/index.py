@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
+from buffer_engine.store.connection import is_unique_violation
 
 Key = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -114,8 +115,8 @@ def insert(
         return
     try:
         _insert(connection, spec, batch, keys, contents, frame_id)
-    except sqlite3.IntegrityError as error:
-        if error.sqlite_errorname not in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
+    except Exception as error:
+        if not is_unique_violation(error):
             raise
         raise KeyTakenError(spec.name) from error
 

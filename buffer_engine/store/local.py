@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from buffer_engine.errors import SchemaError, StoreError
 from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE, ROLLOUTS, SCHEMA_VERSION
 from buffer_engine.store import batches, history, index
+from buffer_engine.store.addresses import Addresses
 from buffer_engine.store.append import Appender, cursor_value
 from buffer_engine.store.base import (
     AppendReceipt,
@@ -29,8 +30,10 @@ from buffer_engine.store.base import (
     StoreInfo,
 )  # fmt: skip
 from buffer_engine.store.catalog import Catalog, current_version
-from buffer_engine.store.faults import explained
-from buffer_engine.store.layout import StoreLayout, locate
+from buffer_engine.store.files import LocalFiles, SegmentFiles
+from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.objects import CACHE_BYTES
+from buffer_engine.store.parts import Parts, find_parts, frame_writer
 from buffer_engine.store.reading import (
     SegmentReader,
     frames_by_id,
@@ -40,8 +43,7 @@ from buffer_engine.store.reading import (
     wanted_columns,
 )  # fmt: skip
 from buffer_engine.store.reserve import Reserver
-from buffer_engine.store.runs import hold_run
-from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
+from buffer_engine.store.segments import SEGMENT_BYTES
 from buffer_engine.store.validate import table_spec
 from buffer_engine.store.verify import Verifier
 
@@ -52,41 +54,62 @@ def open_store(
     create: bool = True,
     durability: Durability = "power",
     read_only: bool = False,
+    catalog: str | None = None,
+    segments: str | None = None,
+    cache_bytes: int = CACHE_BYTES,
 ) -> LocalStore:
     """Open the store in a folder.
 
     Args:
-        path: folder of the store.
+        path: folder of the store; of a shared one, this machine's side of it.
         create: make the folder and an empty store when there is none.
         durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
             the death of any process; the reader sees no difference.
         read_only: for inspection; creates nothing and works while others write.
+        catalog: `postgresql://…?schema=NAME`, for a catalog that several machines share; None: as the folder says, and
+            in a new folder a file of its own. The folder remembers it without a password.
+        segments: `s3://bucket/prefix?…`, for segments on an object store; None: as the folder says, else in it.
+        cache_bytes: most bytes of copies of objects below the folder.
 
     Raises:
+        MissingExtraError: the catalog needs psycopg, which is not installed.
         StoreVersionError: the store has another schema version.
         StoreError: nothing is there and nothing may be created, the folder holds something else or is read-only.
     """
-    layout = locate(path, create=create and not read_only)
-    if not read_only:
-        with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
-            layout.segments.mkdir(parents=True, exist_ok=True)
-    catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability)
+    return LocalStore.at(
+        find_parts(
+            path, Addresses.parse(catalog, segments), create=create, durability=durability, read_only=read_only,
+            cache_bytes=cache_bytes,
+        ),
+        durability=durability,
+    )  # fmt: skip
 
 
 class LocalStore:
     """See `ExperienceStore`. One object may be shared by threads; a forked child opens its own."""
 
     def __init__(
-        self, layout: StoreLayout, catalog: Catalog, *, durability: Durability, segment_bytes: int = SEGMENT_BYTES
+        self,
+        layout: StoreLayout,
+        catalog: Catalog,
+        *,
+        durability: Durability,
+        segment_bytes: int = SEGMENT_BYTES,
+        files: SegmentFiles | None = None,
     ) -> None:
         self._layout = layout
         self._catalog = catalog
         self._durability: Durability = durability
-        self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = SegmentReader(layout)
+        self._files = files or LocalFiles(layout)
+        self._writer = frame_writer(catalog, self._files, durability=durability, segment_bytes=segment_bytes)
+        self._reader = SegmentReader(layout, self._files)
         self._appender = Appender(catalog, self._writer, self._reader)
         self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
+
+    @classmethod
+    def at(cls, parts: Parts, *, durability: Durability) -> Self:
+        """The store that is made of these."""
+        return cls(parts.layout, parts.catalog, durability=durability, files=parts.files)
 
     @property
     def path(self) -> Path:
@@ -209,7 +232,7 @@ class LocalStore:
         Raises:
             StoreBusyError: another live process runs it; names its pid.
         """
-        with hold_run(self._layout.run_lock(run_id), run_id):
+        with self._catalog.hold_run(run_id):
             batches.release_unprepared(self._catalog, run_id)
             yield
 
@@ -259,7 +282,7 @@ class LocalStore:
     def verify(self) -> list[Finding]:
         """See `ExperienceStore.verify`; reads everything, so it takes as long as reading the store's bytes."""
         try:
-            return Verifier(self._layout, self._catalog).findings()
+            return Verifier(self._layout, self._catalog, self._files).findings()
         except sqlite3.DatabaseError as error:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]

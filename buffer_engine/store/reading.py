@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from buffer_engine.store.segments import frame_checksum
 
 _DECODED_FRAMES = 4096
 _JOINED_BYTES = 256 << 20
+_MAPPED_BYTES = 64 << 10
 FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3"
 
 
@@ -110,6 +112,11 @@ class SegmentReader:
         data = mapped.data.slice(frame.offset, frame.length)
         if frame.frame_id not in self._checked:
             found = frame_checksum(memoryview(data))
+            if found != frame.xxh3 and self._files.renew(frame.segment):  # only the copy on this machine may be bad
+                del self._maps[frame.segment]
+                mapped = self._map(frame)
+                data = mapped.data.slice(frame.offset, frame.length)
+                found = frame_checksum(memoryview(data))
             if found != frame.xxh3:
                 raise CorruptSegmentError(
                     f"{_place(self._layout, frame)}: the bytes have changed since they were written "
@@ -143,8 +150,7 @@ class SegmentReader:
                 "restore it from a copy"
             )
         with explained(path, "map a segment"):
-            file = pa.memory_map(str(path), "r")
-            data = file.read_buffer(file.size())
+            data = _bytes_of(path)
         head = data.slice(0, frame.head)
         if frame_checksum(memoryview(head)) != frame.head_xxh3:
             raise CorruptSegmentError(
@@ -157,6 +163,14 @@ class SegmentReader:
         mapped = _Mapped(data, schema)
         self._maps[frame.segment] = mapped
         return mapped
+
+
+def _bytes_of(path: Path) -> pa.Buffer:
+    # a process may have some 65,000 maps, and a store more small objects than that
+    if path.stat().st_size < _MAPPED_BYTES:
+        return pa.py_buffer(path.read_bytes())
+    file = pa.memory_map(str(path), "r")
+    return file.read_buffer(file.size())
 
 
 def _place(layout: StoreLayout, frame: Frame) -> str:

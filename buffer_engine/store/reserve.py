@@ -22,7 +22,7 @@ from buffer_engine.store.policies.facts import Facts
 from buffer_engine.store.policies.limiting import first_time, too_far_ahead
 from buffer_engine.store.policies.picking import recall, remember
 from buffer_engine.store.reading import SegmentReader
-from buffer_engine.store.segments import SegmentWriter
+from buffer_engine.store.segments import FrameWriter
 
 _Row = dict[str, object]
 _CACHE_KIB = 32 * 1024
@@ -32,7 +32,7 @@ _CACHE_KIB = 32 * 1024
 class Reserver:
     """Reservations of one store."""
 
-    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: SegmentReader) -> None:
+    def __init__(self, catalog: Catalog, appender: Appender, writer: FrameWriter, reader: SegmentReader) -> None:
         self._catalog = catalog
         self._appender = appender
         self._writer = writer

@@ -17,6 +17,7 @@ from buffer_engine.store import index, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
+from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
@@ -28,18 +29,20 @@ Indexed = tuple[int, index.Key, bytes]
 class Verifier:
     """One pass over a store, with maps of its own so that every frame is read and hashed again."""
 
-    def __init__(self, layout: StoreLayout, catalog: Catalog) -> None:
+    def __init__(self, layout: StoreLayout, catalog: Catalog, files: SegmentFiles) -> None:
         self._layout = layout
+        self._files = files
         self._catalog = catalog
         self._connection = catalog.read()
-        self._reader = SegmentReader(layout)
+        self._reader = SegmentReader(layout, files)
         self._book = ledger.Ledger()
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
-        files = self._layout.segment_files()  # before the snapshot: a segment begun later is then in neither
+        files = self._files.names()  # before the snapshot: a segment begun later is then in neither
         with self._catalog.snapshot():
-            found = list(_catalog_findings(self._connection))
+            found = [Finding("catalog", "catalog", message) for message in self._catalog.problems()]
+            found += _catalog_findings(self._connection)
             found += _file_findings(self._connection, files)
             for spec in TABLES.values():
                 found += self._table_findings(spec)
@@ -69,8 +72,7 @@ class Verifier:
             batch = self._reader.batch(frame)
         except CorruptSegmentError as error:
             self._book.damaged.add(spec.name)
-            path = self._layout.segment(frame.segment)
-            whole = path.exists() and path.stat().st_size >= frame.offset + frame.length
+            whole = _is_whole(self._files, frame)
             yield Finding("checksum" if whole else "torn", where, str(error))
             return
         if batch.num_rows != frame.rows:
@@ -91,6 +93,13 @@ class Verifier:
         self._book.read(spec, batch)
 
 
+def _is_whole(files: SegmentFiles, frame: Frame) -> bool:
+    try:
+        return files.local(frame.segment).stat().st_size >= frame.offset + frame.length
+    except FileNotFoundError:
+        return False
+
+
 def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
     if not spec.key:
         return
@@ -107,9 +116,6 @@ def _lost_rows(spec: TableSpec, expected: tuple[int, list[Indexed]]) -> Finding:
 
 
 def _catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
-    for (message,) in connection.execute("PRAGMA integrity_check(10)").fetchall():
-        if message != "ok":
-            yield Finding("catalog", "catalog.sqlite", message)
     for tbl, segment_id in connection.execute(
         "SELECT DISTINCT tbl, segment_id FROM frames WHERE segment_id NOT IN (SELECT segment_id FROM segments)"
     ).fetchall():

@@ -124,7 +124,7 @@ class Facts:
         self._connection.executemany(
             "INSERT INTO reader_scores VALUES (?, ?, ?, ?, ?) ON CONFLICT (experience_id, name) DO UPDATE SET "
             "version = excluded.version, value = excluded.value, weight = excluded.weight "
-            "WHERE excluded.version > version",
+            "WHERE excluded.version > reader_scores.version",
             rows,
         )
         if not late:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from buffer_engine.identity import stable_seed
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import stream
 from buffer_engine.store.policies.drawing import Draws, at_point
 from buffer_engine.store.policies.facts import EXPERT, ROLLOUT
 from buffer_engine.store.policies.ready import priority_weight
@@ -66,7 +67,8 @@ class Arrivals(_Plain):
     def __init__(self, connection: sqlite3.Connection, run_id: str, *, newest: bool) -> None:
         way = "DESC" if newest else "ASC"
         self._seen: set[str] = set()
-        self._rows = connection.execute(
+        self._rows = stream(
+            connection,
             "SELECT group_id FROM index_rollouts WHERE run_id = ? AND partition = 'train' AND uses = 0 "
             f"AND status = 'kept' ORDER BY group_first {way}, group_id {way}",
             (run_id,),
@@ -98,7 +100,8 @@ class Inside:
             return None if drawn is None else drawn[0]
         if stratum not in self._walks:
             way = "DESC" if self._order == "newest" else "ASC"
-            self._walks[stratum] = self._connection.execute(
+            self._walks[stratum] = stream(
+                self._connection,
                 "SELECT group_id FROM reader_leaves WHERE tree = ? AND stratum = ? AND weight > 0 "
                 f"ORDER BY first {way}",
                 (self._tree, stratum),
@@ -127,10 +130,9 @@ class Prioritized(_Plain):
     ) -> None:
         self._draws = draws
         parts = connection.execute(
-            "SELECT stratum, ready, weight FROM reader_strata WHERE tree = ? AND ready > 0 "
-            "ORDER BY stratum = '', CAST(stratum AS INTEGER)",
-            (tree,),
+            "SELECT stratum, ready, weight FROM reader_strata WHERE tree = ? AND ready > 0", (tree,)
         ).fetchall()
+        parts.sort(key=lambda part: (part[0] == "", int(part[0] or 0)))
         # by staleness a part is a weight version, and all its groups weigh what that version weighs today
         ages = {part: policy.unseen if part == "" else float(model_version - int(part)) for part, _, _ in parts}
         each = {part: priority_weight(policy, age) for part, age in ages.items()}

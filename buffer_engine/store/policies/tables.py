@@ -77,16 +77,16 @@ CREATE TABLE IF NOT EXISTS reader_counts (
     run_id TEXT PRIMARY KEY, kept INTEGER NOT NULL, uses INTEGER NOT NULL, limited TEXT
 ) WITHOUT ROWID;
 INSERT OR IGNORE INTO reader_counts
-    SELECT run_id, sum(status = 'kept'), sum(uses), NULL FROM index_rollouts WHERE partition = 'train' GROUP BY run_id;
+    SELECT run_id, sum(CASE WHEN status = 'kept' THEN 1 ELSE 0 END), sum(uses), NULL FROM index_rollouts WHERE partition = 'train' GROUP BY run_id;
 CREATE TRIGGER IF NOT EXISTS reader_kept_counted AFTER UPDATE OF status ON index_rollouts
 WHEN new.partition = 'train' AND (old.status = 'kept') <> (new.status = 'kept') BEGIN
-    INSERT INTO reader_counts VALUES (new.run_id, (new.status = 'kept') - (old.status = 'kept'), 0, NULL)
-    ON CONFLICT (run_id) DO UPDATE SET kept = kept + excluded.kept;
+    INSERT INTO reader_counts VALUES (new.run_id, CASE WHEN new.status = 'kept' THEN 1 ELSE -1 END, 0, NULL)
+    ON CONFLICT (run_id) DO UPDATE SET kept = reader_counts.kept + excluded.kept;
 END;
 CREATE TRIGGER IF NOT EXISTS reader_uses_counted AFTER UPDATE OF uses ON index_rollouts
 WHEN new.partition = 'train' AND old.uses <> new.uses BEGIN
     INSERT INTO reader_counts VALUES (new.run_id, 0, new.uses - old.uses, NULL)
-    ON CONFLICT (run_id) DO UPDATE SET uses = uses + excluded.uses;
+    ON CONFLICT (run_id) DO UPDATE SET uses = reader_counts.uses + excluded.uses;
 END;
 CREATE INDEX IF NOT EXISTS reader_batches_open ON batches (run_id) WHERE status IN ('reserved', 'prepared');
 """
