@@ -13,6 +13,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+@pytest.fixture(scope="module", params=["local", pytest.param("shared", marks=pytest.mark.shared)])
+def backend(request: pytest.FixtureRequest):
+    """Runs a module once with everything in a folder, once with PostgreSQL and an object store; see `backends`."""
+    import backends
+
+    backends.choose(request.param)
+    yield request.param
+    backends.choose("local")
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama in a Hugging Face folder."""

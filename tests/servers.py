@@ -164,7 +164,8 @@ class ObjectServer:
             [
                 program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder}",
                 f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3",
-                f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}", f"-s3.config={self.folder / 's3.json'}",
+                f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                "-s3.iam=false", f"-s3.config={self.folder / 's3.json'}",
                 "-volume.max=20", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
             ],
             stdout=open(self.folder / "log", "w"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

@@ -77,6 +77,7 @@ class Appender:
             try:
                 version = self._commit(fresh, frames, [request], seen, inside)
             except index.KeyTakenError:
+                self._writer.abandon(frames)
                 look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
                 continue
             return _receipt(version, request.given, fresh)
@@ -91,6 +92,7 @@ class Appender:
         # a prompt may be in two requests under two partitions, which only one after the other shows
         if len(set(keys)) < len(keys) or any(part.spec.name == "tasks" for one in requests for part in one.staged):
             return False
+        frames: list[FrameRef] = []
         try:
             with self._newest(look_up=False) as connection:
                 version = seen = current_version(connection)
@@ -98,8 +100,12 @@ class Appender:
                 moving = [one for one in requests if self._moves(connection, one.moved)]
             every = [part for parts in fresh for part in parts]
             if every or moving:
-                version = self._commit(every, self._write_and_hash(every), requests, seen, None)
-        except (BufferEngineError, index.KeyTakenError):
+                frames = self._write_and_hash(every)
+                version = self._commit(every, frames, requests, seen, None)
+        except index.KeyTakenError:
+            self._writer.abandon(frames)
+            return False
+        except BufferEngineError:
             return False  # done one by one, the request at fault is refused and no other
         for request, parts in zip(requests, fresh, strict=True):
             request.receipt = _receipt(version, request.given, parts)

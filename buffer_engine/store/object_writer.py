@@ -20,7 +20,7 @@ from buffer_engine.store.segments import FrameRef, frame_checksum
 
 _PUTS_AT_ONCE = 8
 _UNLISTED = 4096
-"""Objects remembered that no transaction has listed; all but the newest belong to appends that came to nothing."""
+"""Objects remembered by their names; all but the newest are listed or belong to appends that came to nothing."""
 
 
 @dataclass(slots=True)
@@ -106,12 +106,21 @@ class ObjectWriter:
         """The frames with the segment ids that the catalog gives their objects, inside the caller's transaction."""
         ids: dict[int, int] = {}
         for number in dict.fromkeys(frame.segment_id for frame in frames if frame.segment_id < 0):
-            one = self._put.pop(number)
+            one = self._put[number]
             ((ids[number],),) = connection.execute(
                 "INSERT INTO segments (tbl, name, writer, head, head_xxh3) VALUES (?, ?, ?, ?, ?) RETURNING segment_id",
                 (one.table, one.name, self._writer_id, one.head, one.head_xxh3),
             ).fetchall()
         return [replace(one, segment_id=ids.get(one.segment_id, one.segment_id)) for one in frames]
+
+    def abandon(self, frames: Sequence[FrameRef]) -> None:
+        """Remove the objects of frames whose transaction was rolled back for certain.
+
+        Raises:
+            StoreError: the object store refuses; what is left is an orphan that `verify` reports.
+        """
+        for number in dict.fromkeys(frame.segment_id for frame in frames):
+            self._files.remove(self._put.pop(number).name)
 
     def close(self) -> None:
         """Let what is being put end; it will not be listed."""

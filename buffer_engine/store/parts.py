@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-
 from buffer_engine.errors import StoreError
 from buffer_engine.store.addresses import Addresses, remember, remembered, same_place
 from buffer_engine.store.base import Durability

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import psycopg
 
 _STREAMED_ROWS = 256
-_COPY_ROWS = 16
-"""From this many rows on, a plain INSERT is a COPY, which costs the server about a tenth."""
 CONNECT_SECONDS = 10
 
 
@@ -142,8 +140,10 @@ class PostgresConnection:
         rows = list(parameters)
         if statement is None or not rows:
             return _Nothing()
+        if len(rows) == 1:
+            return self.execute(sql, rows[0])
         cursor = self._raw.cursor()
-        copy = _copy_text(sql) if len(rows) >= _COPY_ROWS else None
+        copy = _copy_text(sql)  # costs the server about a tenth of as many INSERTs
         try:
             if copy is None:
                 cursor.executemany(self._text(statement), [statement.arrange(row) for row in rows])
@@ -152,6 +152,18 @@ class PostgresConnection:
                 for row in rows:
                     sink.write_row(row)
             return cursor
+        except self._psycopg.Error as error:
+            raise self.explained(error) from error
+
+    def script(self, statements: Iterable[str]) -> None:
+        """Run statements without parameters in one trip to the server.
+
+        Raises:
+            PostgresError: one fails or the connection is lost.
+        """
+        texts = [one.sql for one in map(translate, statements) if one is not None]
+        try:
+            self._raw.execute("; ".join(texts), prepare=False)
         except self._psycopg.Error as error:
             raise self.explained(error) from error
 
@@ -228,7 +240,7 @@ def _hint(said: str, code: str) -> str:
         return f"PostgreSQL is out of room [{said}]; everything acknowledged is safe: give it more, then repeat"
     if code in ("42501", "25006"):
         return f"this user may not do that in the store's schema [{said}]; grant it, or open with read_only=True"
-    if "NUL" in said:
+    if "NUL (0x00)" in said or "\\u0000" in said:
         return f"PostgreSQL cannot hold a text with a NUL character [{said}]; remove it from the key"
     return f"PostgreSQL refused a statement [{said}]; nothing of this transaction is stored"
 

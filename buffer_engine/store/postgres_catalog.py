@@ -185,6 +185,7 @@ class PostgresCatalog(Catalog):
         connection.close()
 
     def _create_if_missing(self, connection: Connection) -> None:
+        assert isinstance(connection, PostgresConnection)
         if self._create and not _has(connection, "about"):
             self._make(connection)
         self.check(connection)
@@ -195,7 +196,7 @@ class PostgresCatalog(Catalog):
         connection.execute("COMMIT")
         self._for_writing(connection)
 
-    def _make(self, connection: Connection) -> None:
+    def _make(self, connection: PostgresConnection) -> None:
         connection.execute("BEGIN")
         try:
             # two processes that make the store at the same time: the second finds it made
@@ -203,8 +204,7 @@ class PostgresCatalog(Catalog):
             connection.execute("SELECT pg_advisory_xact_lock(?)", (key,))
             connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{self._address.schema}"')
             if not _has_tables(connection):
-                for statement in (*_OWN_DDL, *catalog_ddl()):
-                    connection.execute(statement)
+                connection.script([*_OWN_DDL, *catalog_ddl()])
                 about = {
                     "application": _ABOUT, "schema_version": str(SCHEMA_VERSION), "store": secrets.token_hex(16),
                     "segments": self._segments_place(),

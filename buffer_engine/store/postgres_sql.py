@@ -105,6 +105,8 @@ def _rewrite(sql: str) -> str:
     sql = re.sub(r"INSERT OR (IGNORE|REPLACE) INTO", "INSERT INTO", sql)
     sql = re.sub(r"\sINDEXED BY \w+", "", sql)
     sql = re.sub(r"\bCROSS JOIN (\w+ \w+|\w+)(\s+)ON\b", r"JOIN \1\2ON", sql)
+    # the server asks for a type where a value that may be null is compared with nothing
+    sql = re.sub(r"(?<![\w.])(:\w+|\?) IS (NOT )?NULL\b", r"CAST(\1 AS TEXT) IS \2NULL", sql)
     sql = re.sub(r"\bIS NOT (?!NULL\b|DISTINCT\b|TRUE\b|FALSE\b)", "IS DISTINCT FROM ", sql)
     sql = re.sub(r"\bIS (?!NOT\b|NULL\b|DISTINCT\b|TRUE\b|FALSE\b)", "IS NOT DISTINCT FROM ", sql)
     sql = re.sub(r"\bsqlite_master\b", _TABLES, sql)

@@ -75,6 +75,10 @@ class FrameWriter(Protocol):
         """The frames with segments that the catalog knows, inside the transaction that lists them."""
         ...
 
+    def abandon(self, frames: Sequence[FrameRef]) -> None:
+        """Frames whose transaction was rolled back for certain; they will not be listed."""
+        ...
+
     def close(self) -> None:
         """Let go of everything."""
         ...
@@ -192,6 +196,9 @@ class SegmentWriter:
     def listed(self, connection: Connection, frames: Sequence[FrameRef]) -> list[FrameRef]:
         """The frames as the catalog may list them: their segments are in it since before the files were made."""
         return list(frames)
+
+    def abandon(self, frames: Sequence[FrameRef]) -> None:
+        """Nothing: what is in a file stays there, unlisted."""
 
     def close(self) -> None:
         """Close the files; a later write begins new ones."""
