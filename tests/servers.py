@@ -118,6 +118,20 @@ class PostgresServer:
         """Stop it: `immediate` is as if it crashed."""
         self._run("pg_ctl", "-D", "data", "-w", "-m", mode, "stop")
 
+    def wait(self, seconds: float = 30) -> None:
+        """Return when it takes connections again."""
+        import psycopg
+
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                psycopg.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="stores").close()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
     def address(self, schema: str) -> str:
         """Where a store's catalog of that name lies."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/stores?schema={schema}"
@@ -200,6 +214,14 @@ class ObjectServer:
         log = (self.folder / "log").read_text()[-2000:]
         self.close()
         raise RuntimeError(f"the object store did not start in {seconds:.0f} s ({said}): {log}")
+
+    def pause(self) -> None:
+        """Leave requests unanswered, as a machine does that hangs."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Answer again."""
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def address(self, prefix: str) -> str:
         """Where a store's segments of that prefix lie."""

@@ -1,7 +1,7 @@
 """Where a store's catalog and segments lie when not in its folder: addresses, checked, and remembered without secrets.
 
 `catalog`: `postgresql://user@host:port/database?schema=NAME`, one schema per store. `segments`:
-`s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME`. Passwords and keys come from the environment
+`s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME&request_timeout=SECONDS`. Passwords and keys come from the environment
 (PGPASSWORD, PGPASSFILE, AWS_ACCESS_KEY_ID …); one that is written into an address is used and never saved or shown.
 """
 
@@ -23,7 +23,7 @@ from buffer_engine.store.layout import ADDRESSES
 _CATALOG_FORM = "postgresql://user@host:port/database?schema=NAME"
 _SEGMENTS_FORM = "s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME"
 _CATALOG_OPTIONS = ("schema", "sslmode", "sslrootcert", "sslcert", "sslkey", "host", "target_session_attrs")
-_SEGMENTS_OPTIONS = ("endpoint_override", "scheme", "region", "allow_bucket_creation")
+_SEGMENTS_OPTIONS = ("endpoint_override", "scheme", "region", "request_timeout")
 
 
 class AddressError(StoreError):
@@ -113,9 +113,16 @@ class SegmentsAddress:
         if not bucket or not prefix:
             missing = "bucket" if not bucket else "prefix"
             raise AddressError(f"segments {_shown(url)!r}: it names no {missing}", f"write {_SEGMENTS_FORM}")
+        options = _options("segments", url, _SEGMENTS_OPTIONS)
+        if not re.fullmatch(r"\d+(\.\d+)?", options.get("request_timeout", "20")):
+            said = f"segments {_shown(url)!r}: request_timeout {options['request_timeout']!r} is no number of seconds"
+            raise AddressError(said, "write request_timeout=20, say")
+        if options.get("scheme", "https") not in ("http", "https"):
+            said = f"segments {_shown(url)!r}: scheme {options['scheme']!r} is neither http nor https"
+            raise AddressError(said, "write scheme=http for a server without TLS, or leave it out")
         keys = (url.username, url.password)
         return cls(
-            bucket, prefix, tuple(sorted(_options("segments", url, _SEGMENTS_OPTIONS).items())),
+            bucket, prefix, tuple(sorted(options.items())),
             *(None if key is None else unquote(key) for key in keys),
         )  # fmt: skip
 

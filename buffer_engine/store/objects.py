@@ -24,6 +24,7 @@ CACHE_BYTES = 16 << 30
 """Most bytes of copies unless `open_store` is told otherwise; one that is larger is still used, alone."""
 _PART_BYTES = 8 << 20
 _SECONDS = 20.0
+_ATTEMPTS = 3
 
 
 class ObjectFiles:
@@ -159,9 +160,9 @@ class ObjectFiles:
                 scheme=options.get("scheme", "https"),
                 region=options.get("region") or os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION"),
                 background_writes=False,
-                request_timeout=_SECONDS,
-                connect_timeout=_SECONDS,
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=4),
+                request_timeout=float(options.get("request_timeout", _SECONDS)),
+                connect_timeout=float(options.get("request_timeout", _SECONDS)),
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
                 allow_delayed_open=True,
             )
         return self._made[1]
