@@ -56,7 +56,10 @@ class Assembly:
 
 def open_run_store(spec: Spec) -> ExperienceStore:
     """The specification's store, made if it is not there."""
-    return open_store(Path(reveal(spec.store).path), durability=spec.store.durability)
+    section = reveal(spec.store)
+    return open_store(
+        Path(section.path), durability=section.durability, catalog=section.catalog, segments=section.segments
+    )
 
 
 def assemble(plan: Plan, store: ExperienceStore, *, run_id: str, parts: Collection[Part] = ALL_PARTS) -> Assembly:

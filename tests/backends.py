@@ -1,7 +1,7 @@
 """The store on one machine and on shared servers, for tests that hold for both.
 
-A test module asks for the fixture `backend` and opens stores with `open_store` from here: under `shared` a store that is
-not there yet gets a schema and a prefix of its own. Whoever opens the folder again finds them, other processes too.
+A test module asks for the fixture `backend` and opens stores with `open_store` from here: under `shared` a store that
+is not there yet gets a schema and a prefix of its own. Whoever opens the folder again finds them, other processes too.
 """
 
 from __future__ import annotations

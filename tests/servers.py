@@ -174,6 +174,7 @@ class ObjectServer:
         # each server also listens for gRPC, 10,000 above unless said otherwise
         self.port = free_port()
         master, volume, filer = (free_port(spare=10_000) for _ in range(3))
+        log = (self.folder / "log").open("w")
         self._process = subprocess.Popen(
             [
                 program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder}",
@@ -182,9 +183,10 @@ class ObjectServer:
                 "-s3.iam=false", f"-s3.config={self.folder / 's3.json'}",
                 "-volume.max=20", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
             ],
-            stdout=open(self.folder / "log", "w"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
+        log.close()
         self._wait(60)
 
     def _wait(self, seconds: float) -> None:

@@ -1,8 +1,10 @@
 """Where a store's catalog and segments lie when not in its folder: addresses, checked, and remembered without secrets.
 
-`catalog`: `postgresql://user@host:port/database?schema=NAME`, one schema per store. `segments`:
-`s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME&request_timeout=SECONDS`. Passwords and keys come from the environment
-(PGPASSWORD, PGPASSFILE, AWS_ACCESS_KEY_ID …); one that is written into an address is used and never saved or shown.
+`catalog`: `postgresql://user@host:port/database?schema=NAME`, one schema per store.
+`segments`: `s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME&request_timeout=SECONDS`.
+
+Passwords and keys come from the environment (PGPASSWORD, PGPASSFILE, AWS_ACCESS_KEY_ID …); one that is written into an
+address is used and never saved or shown.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def segment_name(table: str, writer: str, number: int) -> str:
 def new_writer_id() -> str:
     """A name no other writer on any machine has: the process id to recognise it by, and 64 random bits.
 
-    A million writers of one store share a name with a chance of 3 in 100 million, so nobody looks whether a file of that
-    name exists before writing it, which an object store could not do in one step with the writing.
+    Among a million writers of one store two share a name with a chance of 3 in 100 million. So nobody looks whether a
+    file of that name exists before writing it, which an object store could not do in one step with the writing.
     """
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 

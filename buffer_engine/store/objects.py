@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,10 +77,8 @@ class ObjectFiles:
     def remove(self, name: str) -> None:
         """See `SegmentFiles.remove`."""
         with self._explained(name, "remove an object"):
-            try:
+            with suppress(FileNotFoundError):
                 self._files().delete_file(self._key(name))
-            except FileNotFoundError:
-                pass
         (self._cache / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
@@ -153,17 +151,22 @@ class ObjectFiles:
         # the library's threads do not survive a fork
         if self._made is None or self._made[0] != os.getpid():
             options = dict(self._address.options)
-            self._made = os.getpid(), fs.S3FileSystem(
-                access_key=self._address.access_key,
-                secret_key=self._address.secret_key,
-                endpoint_override=options.get("endpoint_override"),
-                scheme=options.get("scheme", "https"),
-                region=options.get("region") or os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION"),
-                background_writes=False,
-                request_timeout=float(options.get("request_timeout", _SECONDS)),
-                connect_timeout=float(options.get("request_timeout", _SECONDS)),
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-                allow_delayed_open=True,
+            self._made = (
+                os.getpid(),
+                fs.S3FileSystem(
+                    access_key=self._address.access_key,
+                    secret_key=self._address.secret_key,
+                    endpoint_override=options.get("endpoint_override"),
+                    scheme=options.get("scheme", "https"),
+                    region=options.get("region")
+                    or os.environ.get("AWS_DEFAULT_REGION")
+                    or os.environ.get("AWS_REGION"),
+                    background_writes=False,
+                    request_timeout=float(options.get("request_timeout", _SECONDS)),
+                    connect_timeout=float(options.get("request_timeout", _SECONDS)),
+                    retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+                    allow_delayed_open=True,
+                ),
             )
         return self._made[1]
 

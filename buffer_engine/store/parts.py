@@ -76,9 +76,7 @@ def find_parts(
     return Parts(layout, catalog, files)
 
 
-def frame_writer(
-    catalog: Catalog, files: SegmentFiles, *, durability: Durability, segment_bytes: int
-) -> FrameWriter:
+def frame_writer(catalog: Catalog, files: SegmentFiles, *, durability: Durability, segment_bytes: int) -> FrameWriter:
     """The writer of frames that fits where the segments lie."""
     if isinstance(files, ObjectFiles):
         return ObjectWriter(files)
@@ -113,5 +111,3 @@ def _said(addresses: Addresses) -> str:
         return "a store that is all in it"
     parts = [f"{name} {one}" for name, one in (("catalog", addresses.catalog), ("segments", addresses.segments)) if one]
     return " and ".join(parts)
-
-

@@ -126,7 +126,7 @@ class PostgresConnection:
         if statement is None:
             return _Nothing()
         try:
-            return self._raw.execute(self._text(statement), statement.arrange(parameters) or None)
+            return self._raw.execute(self._text(statement).encode(), statement.arrange(parameters) or None)
         except self._psycopg.Error as error:
             raise self.explained(error) from error
 
@@ -146,11 +146,11 @@ class PostgresConnection:
         copy = _copy_text(sql)  # costs the server about a tenth of as many INSERTs
         try:
             if copy is None:
-                cursor.executemany(self._text(statement), [statement.arrange(row) for row in rows])
+                cursor.executemany(self._text(statement).encode(), [statement.arrange(row) for row in rows])
                 return cursor
-            with cursor.copy(copy) as sink:
+            with cursor.copy(copy.encode()) as sink:
                 for row in rows:
-                    sink.write_row(row)
+                    sink.write_row(statement.arrange(row))
             return cursor
         except self._psycopg.Error as error:
             raise self.explained(error) from error
@@ -163,7 +163,7 @@ class PostgresConnection:
         """
         texts = [one.sql for one in map(translate, statements) if one is not None]
         try:
-            self._raw.execute("; ".join(texts), prepare=False)
+            self._raw.execute("; ".join(texts).encode(), prepare=False)
         except self._psycopg.Error as error:
             raise self.explained(error) from error
 
@@ -179,9 +179,9 @@ class PostgresConnection:
         name = f"rows_{self._streams}"  # never closed: it goes with the transaction, and rows may be left in it
         try:
             self._raw.execute(
-                f"DECLARE {name} NO SCROLL CURSOR FOR {statement.sql}", statement.arrange(parameters) or None
+                f"DECLARE {name} NO SCROLL CURSOR FOR {statement.sql}".encode(), statement.arrange(parameters) or None
             )
-            while part := self._raw.execute(f"FETCH {_STREAMED_ROWS} FROM {name}", prepare=False).fetchall():
+            while part := self._raw.execute(f"FETCH {_STREAMED_ROWS} FROM {name}".encode(), prepare=False).fetchall():
                 yield from part
         except self._psycopg.Error as error:
             raise self.explained(error) from error
@@ -270,5 +270,3 @@ def _number_loader() -> Any:
             return float(text) if "." in text or "N" in text else int(text)
 
     return NumberLoader
-
-

@@ -1,4 +1,4 @@
-"""Kills on shared servers: of writers at random points, and of PostgreSQL under writers. Nothing acknowledged is lost."""
+"""Kills on shared servers, of writers at random points and of PostgreSQL under writers: no acknowledged row is lost."""
 
 from __future__ import annotations
 
@@ -188,12 +188,10 @@ def test_an_object_store_that_stops_refuses_appends_and_loses_nothing(tmp_path: 
         store.append("rollouts", rollouts([0]))
         servers.objects.pause()
         try:
-            with pytest.raises(StoreError, match="could not write an object.*then repeat"):
+            with pytest.raises(StoreError, match=r"could not write an object.*then repeat"):
                 store.append("rollouts", rollouts([1]))
             assert store.version() == 1
         finally:
             servers.objects.resume()
         assert store.append("rollouts", rollouts([1])).appended == {"rollouts": 1}
         assert {finding.kind for finding in store.verify()} <= {"orphan"}
-
-

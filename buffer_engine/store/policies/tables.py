@@ -77,7 +77,8 @@ CREATE TABLE IF NOT EXISTS reader_counts (
     run_id TEXT PRIMARY KEY, kept INTEGER NOT NULL, uses INTEGER NOT NULL, limited TEXT
 ) WITHOUT ROWID;
 INSERT OR IGNORE INTO reader_counts
-    SELECT run_id, sum(CASE WHEN status = 'kept' THEN 1 ELSE 0 END), sum(uses), NULL FROM index_rollouts WHERE partition = 'train' GROUP BY run_id;
+    SELECT run_id, sum(CASE WHEN status = 'kept' THEN 1 ELSE 0 END), sum(uses), NULL FROM index_rollouts
+    WHERE partition = 'train' GROUP BY run_id;
 CREATE TRIGGER IF NOT EXISTS reader_kept_counted AFTER UPDATE OF status ON index_rollouts
 WHEN new.partition = 'train' AND (old.status = 'kept') <> (new.status = 'kept') BEGIN
     INSERT INTO reader_counts VALUES (new.run_id, CASE WHEN new.status = 'kept' THEN 1 ELSE -1 END, 0, NULL)
