@@ -20,6 +20,7 @@ Triggers note which groups changed, whoever changes them, in the same transactio
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 
 LEVELS = (6, 10, 14, 18, 22)
 """A node of level k covers arrival numbers that agree above these many bits; the first is the lowest."""
@@ -121,13 +122,19 @@ def need_picks(connection: sqlite3.Connection) -> None:
     _make(connection, "reader_picks", _PICKS)
 
 
-def _make(connection: sqlite3.Connection, table: str, script: str) -> None:
-    if has(connection, table):
-        return
-    # not executescript, which would commit the transaction that this belongs to
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script, triggers whole."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
-            connection.execute(statement)
+            yield statement
             statement = ""
+
+
+def _make(connection: sqlite3.Connection, table: str, script: str) -> None:
+    if has(connection, table):
+        return
+    # not executescript, which would commit the transaction that this belongs to
+    for statement in statements(script):
+        connection.execute(statement)
