@@ -7,6 +7,7 @@ never changed except by growing at its end.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,14 @@ class SegmentFiles(Protocol):
 
         Raises:
             StoreError: the disk is full or read-only, or the object store refuses.
+        """
+        ...
+
+    def fetch(self, names: Sequence[str]) -> None:
+        """Have these files here soon, side by side; for who will map them one after the other.
+
+        Raises:
+            FileNotFoundError: there is no such file.
         """
         ...
 
@@ -73,6 +82,9 @@ class LocalFiles:
             sync_path(made)
             os.rename(made, target)
             sync_path(target.parent)
+
+    def fetch(self, names: Sequence[str]) -> None:
+        """See `SegmentFiles.fetch`; files of a folder are here."""
 
     def renew(self, name: str) -> bool:
         """See `SegmentFiles.renew`; a file in a folder is the only one."""

@@ -156,7 +156,7 @@ class LocalStore:
         """
         wanted = wanted_columns(table_spec(table), columns)
         frames = frames_of(self._catalog.read(), table, after=after, until=until)
-        batches_read = (self._reader.batch(frame) for frame in frames)
+        batches_read = self._reader.batches(frames)
         return batches_read if wanted is None else (batch.select(wanted) for batch in batches_read)
 
     def table(self, name: str, *, until: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,8 +23,11 @@ from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import StoreLayout
 
 CACHE_BYTES = 16 << 30
-"""Most bytes of copies unless `open_store` is told otherwise; one that is larger is still used, alone."""
+"""Most bytes of copies unless `open_store` is told otherwise. What was used in the last minute is kept in any case."""
+_SPARED_SECONDS = 60.0
+"""A copy is not deleted between the moment in which its path is given out and the one in which it is mapped."""
 _PART_BYTES = 8 << 20
+_AT_ONCE = 16
 _SECONDS = 20.0
 _ATTEMPTS = 3
 
@@ -88,10 +93,22 @@ class ObjectFiles:
             found = self._files().get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
         return sorted(one.path[len(root) + 1 :] for one in found if one.type == fs.FileType.File)
 
+    def fetch(self, names: Sequence[str]) -> None:
+        """See `SegmentFiles.fetch`. A missing object is left to who maps it, which knows what is damaged by that."""
+        missing = [name for name in dict.fromkeys(names) if not (self._cache / name).exists()]
+        if len(missing) < 2:
+            return
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch-objects") as pool:
+            list(pool.map(self._fetch_if_there, missing))
+
     def renew(self, name: str) -> bool:
         """See `SegmentFiles.renew`."""
         self._fetch(name)
         return True
+
+    def _fetch_if_there(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._fetch(name)
 
     def _fetch(self, name: str) -> Path:
         partial = self._partial(name)
@@ -140,12 +157,12 @@ class ObjectFiles:
                 if path.is_file():
                     copies.append((state.st_mtime, state.st_size, path))
             self._held = sum(size for _, size, _ in copies)
-            for _, size, path in sorted(copies):
-                if self._held <= self._most * 9 // 10:
+            just_used = time.time() - _SPARED_SECONDS
+            for used, size, path in sorted(copies):
+                if used > just_used or self._held <= self._most * 9 // 10:
                     return
-                if path != newest:
-                    path.unlink(missing_ok=True)
-                    self._held -= size
+                path.unlink(missing_ok=True)
+                self._held -= size
 
     def _files(self) -> fs.FileSystem:
         # the library's threads do not survive a fork

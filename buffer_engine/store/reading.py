@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from buffer_engine.store.segments import frame_checksum
 _DECODED_FRAMES = 4096
 _JOINED_BYTES = 256 << 20
 _MAPPED_BYTES = 64 << 10
+_FETCHED_FRAMES = 128
 FRAME_COLUMNS = "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3"
 
 
@@ -100,6 +101,20 @@ class SegmentReader:
                 self._decoded.pop(next(iter(self._decoded)))
             self._decoded[frame.frame_id] = decoded
             return decoded
+
+    def batches(self, frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
+        """`batch` of each, with files that lie elsewhere fetched ahead side by side."""
+        source = iter(frames)
+        while part := list(islice(source, _FETCHED_FRAMES)):
+            self.fetch(part)
+            yield from (self.batch(frame) for frame in part)
+
+    def fetch(self, frames: Sequence[Frame]) -> None:
+        """Have the files of these frames here."""
+        if len(frames) > 1:
+            with self._lock:
+                unmapped = [frame.segment for frame in frames if frame.segment not in self._maps]
+            self._files.fetch(unmapped)
 
     def close(self) -> None:
         """Forget maps and batches; what callers still hold stays mapped until they let go."""
@@ -221,6 +236,7 @@ def rows_at(
     runs = list(_runs(places))
     if not runs:
         return schema.empty_table()
+    reader.fetch([frames[frame_id] for frame_id in dict.fromkeys(run[0] for run in runs)])
     found = {frame_id: reader.batch(frames[frame_id]) for frame_id, _, _ in runs}
     # one chunk is what consumers want; beyond this many bytes, 32-bit offsets could overflow
     total = sum(frames[frame_id].length // max(frames[frame_id].rows, 1) * count for frame_id, _, count in runs)

@@ -83,10 +83,9 @@ def test_a_run_on_shared_servers_is_seen_from_another_machine(
     open_store(folder, **where, read_only=True).close()
     assert run_command(["sql", str(folder), "SELECT count(*) AS n, min(run_id) AS run FROM rollouts"]) == 0
     assert "32   tiny" in capsys.readouterr().out
-    assert run_command(["show", str(folder)]) == 0
-    shown = capsys.readouterr().out
-    assert "tiny" in shown
     experience_id = _first_id(folder)
+    assert run_command(["show", str(folder), experience_id]) == 0
+    assert "say yes" in capsys.readouterr().out
     assert run_command(["explain", str(folder), "--row", experience_id]) == 0
     assert experience_id[:8] in capsys.readouterr().out
     for verb in ("verify", "info", "migrate"):

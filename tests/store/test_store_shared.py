@@ -292,12 +292,21 @@ def test_copies_are_bounded_and_those_used_longest_ago_go_first(tmp_path: Path, 
         for number in range(30):
             store.append("rollouts", rollouts([number]))
     size = next((tmp_path / "a" / "cache" / "rollouts").iterdir()).stat().st_size
+    copies = tmp_path / "b" / "cache" / "rollouts"
     with open_store(tmp_path / "b", **where, cache_bytes=10 * size) as store:
         assert ids(store) == [f"x{number}" for number in range(30)]
-        held = list((tmp_path / "b" / "cache" / "rollouts").iterdir())
-        assert 8 <= len(held) <= 10
-        newest = {name.rpartition("/")[2] for name in store._files.names() if name.startswith("rollouts/")}
-        assert {path.name for path in held} <= newest
+        assert len(list(copies.iterdir())) == 30  # what was used in the last minute stays
+        by_number = sorted(copies.iterdir(), key=lambda path: int(path.stem.rpartition("-")[2]))
+        for age, path in enumerate(by_number):
+            os.utime(path, (1e9 - age, 1e9 - age))  # the first was used last
+    with open_store(tmp_path / "a") as one, open_store(tmp_path / "b", cache_bytes=10 * size) as store:
+        one.append("rollouts", rollouts([30]))
+        assert store.fetch(["x30"]).num_rows == 1
+        held = set(copies.iterdir())
+        assert 8 <= len(held) <= 9
+        assert len(held - set(by_number)) == 1
+        assert held & set(by_number) == set(by_number[: len(held) - 1])
+        assert ids(store) == [f"x{number}" for number in range(31)]
         assert store.verify() == []
 
 
