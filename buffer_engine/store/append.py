@@ -8,7 +8,6 @@ begins the append again with every key looked up. The disk works on the frames w
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -20,6 +19,7 @@ from buffer_engine.store import index
 from buffer_engine.store.admission import ABOUT_ROLLOUTS, check_partitions, check_references
 from buffer_engine.store.base import AppendReceipt
 from buffer_engine.store.catalog import Catalog, current_version, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.reading import SegmentReader, frames_by_id
 from buffer_engine.store.segments import FrameRef, FrameWriter
@@ -45,7 +45,7 @@ class Appender:
         tables: Mapping[str, pa.Table],
         *,
         cursors: Mapping[str, int] | None = None,
-        inside: Callable[[sqlite3.Connection], None] | None = None,
+        inside: Callable[[Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
         given = {name: rows.num_rows for name, rows in tables.items()}
@@ -65,7 +65,7 @@ class Appender:
             except Exception as failure:  # noqa: BLE001 - raised again in the thread that asked
                 request.failure = failure
 
-    def _append(self, request: Request, inside: Callable[[sqlite3.Connection], None] | None) -> AppendReceipt:
+    def _append(self, request: Request, inside: Callable[[Connection], None] | None) -> AppendReceipt:
         look_up = False
         for _ in range(_ATTEMPTS):
             with self._newest(look_up=look_up) as connection:
@@ -112,7 +112,7 @@ class Appender:
         return True
 
     @contextmanager
-    def _newest(self, *, look_up: bool) -> Generator[sqlite3.Connection]:
+    def _newest(self, *, look_up: bool) -> Generator[Connection]:
         """A connection that sees the newest version; with `look_up`, which follows a collision, nobody else commits."""
         connection = self._catalog.read()
         if look_up or connection.in_transaction:  # a snapshot of this thread shows what was
@@ -127,7 +127,7 @@ class Appender:
         frames: Sequence[FrameRef],
         requests: Sequence[Request],
         seen: int,
-        inside: Callable[[sqlite3.Connection], None] | None,
+        inside: Callable[[Connection], None] | None,
     ) -> int:
         with self._catalog.transaction("append rows") as connection:
             if current_version(connection) != seen:  # another process committed since the checks
@@ -158,7 +158,7 @@ class Appender:
             staged += parts
         return staged
 
-    def select_new(self, connection: sqlite3.Connection, staged: Sequence[Staged]) -> list[Staged]:
+    def select_new(self, connection: Connection, staged: Sequence[Staged]) -> list[Staged]:
         """The rows that are not stored yet, after every check that needs the catalog.
 
         Raises:
@@ -166,7 +166,7 @@ class Appender:
         """
         return self._select(connection, staged, look_up=True)
 
-    def _select(self, connection: sqlite3.Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
+    def _select(self, connection: Connection, staged: Sequence[Staged], *, look_up: bool) -> list[Staged]:
         """The rows that are not stored, or (without `look_up`) are not known to be: `index.insert` has the last word.
 
         Heavy rows are looked up in any case, so that a repeat does not fill the disk with frames that nobody lists.
@@ -186,7 +186,7 @@ class Appender:
         return fresh
 
     def _known(
-        self, connection: sqlite3.Connection, part: Staged, *, look_up: bool
+        self, connection: Connection, part: Staged, *, look_up: bool
     ) -> dict[index.Key, tuple[index.Place, bytes]]:
         if not part.spec.key:
             return {}
@@ -212,7 +212,7 @@ class Appender:
         return frames
 
     def record(
-        self, connection: sqlite3.Connection, version: int, staged: Sequence[Staged], frames: Sequence[FrameRef]
+        self, connection: Connection, version: int, staged: Sequence[Staged], frames: Sequence[FrameRef]
     ) -> None:
         """List frames and rows in the catalog and apply verdicts, inside the caller's transaction."""
         for part, frame in zip(staged, self._writer.listed(connection, frames), strict=True):
@@ -227,12 +227,12 @@ class Appender:
             if part.spec.name == "decisions":
                 index.apply_verdicts(connection, part.batch)
 
-    def _moves(self, connection: sqlite3.Connection, cursors: Mapping[str, int]) -> bool:
+    def _moves(self, connection: Connection, cursors: Mapping[str, int]) -> bool:
         return any(cursor_value(connection, name) != value for name, value in cursors.items())
 
     def _repeats(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         part: Staged,
         row: int,
         key: index.Key,
@@ -272,7 +272,7 @@ def _without_repeats(parts: Sequence[Staged]) -> list[Staged]:
     return left
 
 
-def cursor_value(connection: sqlite3.Connection, name: str) -> int:
+def cursor_value(connection: Connection, name: str) -> int:
     """Value of a named cursor, 0 when it was never moved."""
     found = connection.execute("SELECT value FROM cursors WHERE name = ?", (name,)).fetchone()
     return 0 if found is None else int(found[0])

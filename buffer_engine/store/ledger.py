@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
 from buffer_engine.store.base import Finding
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.index import STATUS_OF_VERDICT
 
 
@@ -42,7 +42,7 @@ class Ledger:
         elif spec.name == "batches":
             self.manifests.update(batch.column("batch_id").to_pylist())
 
-    def findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def findings(self, connection: Connection) -> Iterator[Finding]:
         """Where the catalog and the rows disagree."""
         yield from _dangling(connection)
         yield from _groups(connection)
@@ -51,13 +51,13 @@ class Ledger:
         if not self.damaged & {"batches", "batch_rows"}:
             yield from self._batch_findings(connection)
 
-    def _verdict_findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def _verdict_findings(self, connection: Connection) -> Iterator[Finding]:
         for one, status in connection.execute("SELECT experience_id, status FROM index_rollouts ORDER BY sequence"):
             decided = self.verdicts.get(one, "new")
             if decided != status:
                 yield Finding("conservation", one, f"its decisions say {decided}, the catalog says {status}")
 
-    def _batch_findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def _batch_findings(self, connection: Connection) -> Iterator[Finding]:
         uses: Counter[str] = Counter()
         known: set[str] = set()
         for batch_id, status, rows in connection.execute("SELECT batch_id, status, rows FROM batches"):
@@ -86,7 +86,7 @@ class Ledger:
             yield Finding("missing_row", "batch_rows", f"a row is about rollout {one}, which is not stored")
 
 
-def _dangling(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _dangling(connection: Connection) -> Iterator[Finding]:
     for table in ("scores", "decisions"):
         found = connection.execute(
             f"SELECT DISTINCT experience_id FROM index_{table} "
@@ -102,7 +102,7 @@ def _dangling(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("conservation", one, f"it is reserved by {batch_id}, which holds nothing any more")
 
 
-def _groups(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _groups(connection: Connection) -> Iterator[Finding]:
     found = connection.execute(
         "SELECT run_id, group_id, count(DISTINCT task_id), count(DISTINCT partition), count(DISTINCT sample_index), "
         "max(group_size), count(DISTINCT group_first) FROM index_rollouts GROUP BY run_id, group_id"

@@ -6,7 +6,6 @@ a damaged one raises where it is touched and hides no other.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from buffer_engine.errors import CorruptSegmentError, SchemaError, did_you_mean
 from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import LocalFiles, SegmentFiles
 from buffer_engine.store.layout import StoreLayout
@@ -51,9 +51,7 @@ class _Mapped:
     schema: pa.Schema
 
 
-def frames_of(
-    connection: sqlite3.Connection, table: str, *, after: int = 0, until: int | None = None
-) -> Iterator[Frame]:
+def frames_of(connection: Connection, table: str, *, after: int = 0, until: int | None = None) -> Iterator[Frame]:
     """A table's frames committed at versions in (after, until], in commit order."""
     found = connection.execute(
         f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
@@ -63,7 +61,7 @@ def frames_of(
     return (Frame(*row) for row in found)
 
 
-def frames_by_id(connection: sqlite3.Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
+def frames_by_id(connection: Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
     """Frames by their ids."""
     wanted = "[" + ",".join(str(frame_id) for frame_id in set(frame_ids)) + "]"
     found = connection.execute(

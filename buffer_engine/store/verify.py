@@ -5,7 +5,6 @@ Findings are reported, never raised, and one damaged frame does not end the sear
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -16,6 +15,7 @@ from buffer_engine.schema import TABLES, TableSpec
 from buffer_engine.store import index, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
@@ -100,7 +100,7 @@ def _is_whole(files: SegmentFiles, frame: Frame) -> bool:
         return False
 
 
-def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
+def _index_by_frame(connection: Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
     if not spec.key:
         return
     found = connection.execute(
@@ -115,7 +115,7 @@ def _lost_rows(spec: TableSpec, expected: tuple[int, list[Indexed]]) -> Finding:
     return Finding("catalog", spec.name, f"{len(rows)} indexed rows lie in frame {frame_id}, which the catalog lacks")
 
 
-def _catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _catalog_findings(connection: Connection) -> Iterator[Finding]:
     for tbl, segment_id in connection.execute(
         "SELECT DISTINCT tbl, segment_id FROM frames WHERE segment_id NOT IN (SELECT segment_id FROM segments)"
     ).fetchall():
@@ -131,7 +131,7 @@ def _catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
         )
 
 
-def _file_findings(connection: sqlite3.Connection, files: list[str]) -> Iterator[Finding]:
+def _file_findings(connection: Connection, files: list[str]) -> Iterator[Finding]:
     known = {row[0] for row in connection.execute("SELECT name FROM segments")}
     for name in files:
         if name not in known:

@@ -8,12 +8,12 @@ the same groups give the same draws however they came to be there.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.facts import Facts
 from buffer_engine.store.policies.judging import GroupRow, Refusal, judge, rows_of_changed, rows_of_group
 from buffer_engine.store.policies.tables import LEVELS, need_index
@@ -75,7 +75,7 @@ class _Changes:
         else:
             self._stored.append((self.tree, group_id, *after))
 
-    def write(self, connection: sqlite3.Connection) -> None:
+    def write(self, connection: Connection) -> None:
         """Write everything down."""
         tree, execute = self.tree, connection.executemany
         execute("DELETE FROM reader_leaves WHERE tree = ? AND group_id = ?", self._gone)
@@ -102,7 +102,7 @@ class ReadyIndex:
     """One tree of the index, inside one transaction; `number` is its key in the tables."""
 
     def __init__(
-        self, connection: sqlite3.Connection, facts: Facts, policy: ReadPolicy, run_id: str, model_version: int
+        self, connection: Connection, facts: Facts, policy: ReadPolicy, run_id: str, model_version: int
     ) -> None:
         """Find or make the tree of `policy` and bring it up to `model_version`.
 

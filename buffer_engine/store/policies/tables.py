@@ -22,6 +22,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
+from buffer_engine.store.connection import Connection
+
 LEVELS = (6, 10, 14, 18, 22)
 """A node of level k covers arrival numbers that agree above these many bits; the first is the lowest."""
 
@@ -101,23 +103,23 @@ CREATE TABLE IF NOT EXISTS reader_picks (
 """
 
 
-def has(connection: sqlite3.Connection, table: str) -> bool:
+def has(connection: Connection, table: str) -> bool:
     """Whether the catalog has this table."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return connection.execute(query, (table,)).fetchone() is not None
 
 
-def need_index(connection: sqlite3.Connection) -> None:
+def need_index(connection: Connection) -> None:
     """Make the tables of the index of ready groups and the triggers that note changes."""
     _make(connection, "reader_dirty", _DIRTY)
 
 
-def need_counts(connection: sqlite3.Connection) -> None:
+def need_counts(connection: Connection) -> None:
     """Make and fill the counts of kept rows and uses, and the triggers that keep them."""
     _make(connection, "reader_counts", _COUNTS)
 
 
-def need_picks(connection: sqlite3.Connection) -> None:
+def need_picks(connection: Connection) -> None:
     """Make the table of reservations whose order or weights are not those of arrival."""
     _make(connection, "reader_picks", _PICKS)
 
@@ -132,7 +134,7 @@ def statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _make(connection: sqlite3.Connection, table: str, script: str) -> None:
+def _make(connection: Connection, table: str, script: str) -> None:
     if has(connection, table):
         return
     # not executescript, which would commit the transaction that this belongs to
