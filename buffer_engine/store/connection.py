@@ -55,12 +55,8 @@ class Connection(Protocol):
         ...
 
 
-class RowStream(Protocol):
-    """A connection that hands out rows as they are asked for only when told to."""
-
-    def stream(self, sql: str, parameters: Parameters) -> Iterator[Any]:
-        """The rows of a statement, fetched from the server in parts; inside a transaction."""
-        ...
+def stream(self, sql: str, parameters: Parameters) -> Iterator[Any]:
+    """The rows of a statement, fetched from the server in parts; inside a transaction."""
 
 
 def stream(connection: Connection, sql: str, parameters: Parameters = ()) -> Iterator[Any]:

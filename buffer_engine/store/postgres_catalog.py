@@ -10,6 +10,7 @@ writer's own row, and the count is looked up over a new connection: it is never 
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 import time
@@ -132,8 +133,13 @@ class PostgresCatalog(Catalog):
     def close(self) -> None:
         """End the sessions."""
         writer = self._writer
-        if isinstance(writer, PostgresConnection) and not self._closed and self._turn and not _ended(writer):
-            writer.execute("DELETE FROM writers WHERE writer = ?", (self._name,))
+        mine = os.getpid() == self._pid and not self._closed
+        if mine and isinstance(writer, PostgresConnection) and writer.idle and not _ended(writer):
+            try:
+                writer.execute("DELETE FROM writers WHERE writer = ?", (self._name,))
+            except PostgresError as error:
+                if not error.lost:  # otherwise somebody forgets the row later
+                    raise
         super().close()
 
     def check(self, connection: Connection) -> None:

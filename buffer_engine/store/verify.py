@@ -15,7 +15,7 @@ from buffer_engine.schema import TABLES, TableSpec
 from buffer_engine.store import index, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
-from buffer_engine.store.connection import Connection
+from buffer_engine.store.connection import Connection, stream
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
@@ -103,9 +103,8 @@ def _is_whole(files: SegmentFiles, frame: Frame) -> bool:
 def _index_by_frame(connection: Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
     if not spec.key:
         return
-    found = connection.execute(
-        f"SELECT frame_id, row, content, {', '.join(spec.key)} FROM index_{spec.name} ORDER BY frame_id, row"
-    )
+    columns = ", ".join(("frame_id", "row", "content", *spec.key))
+    found = stream(connection, f"SELECT {columns} FROM index_{spec.name} ORDER BY frame_id, row")
     for frame_id, rows in groupby(found, key=lambda row: row[0]):
         yield frame_id, [(row[1], tuple(row[3:]), row[2]) for row in rows]
 

@@ -9,12 +9,11 @@ import sys
 import threading
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pytest
 from backends import missing, shared_servers
 from servers import SharedServers
-from store_rows import child_environment, decisions, rollouts
+from store_rows import child_environment, decisions, rollout, rollouts, table
 
 from buffer_engine.errors import MissingExtraError, StoreBusyError, StoreError, StoreVersionError
 from buffer_engine.schema import SCHEMA_VERSION
@@ -24,6 +23,7 @@ from buffer_engine.store.catalog import next_version
 from buffer_engine.store.objects import ObjectFiles
 from buffer_engine.store.postgres import PostgresConnection, PostgresError
 
+psycopg = pytest.importorskip("psycopg", reason="shared back end: pip install 'buffer-engine[postgres]'")
 pytestmark = [pytest.mark.shared, pytest.mark.skipif(missing() is not None, reason=f"shared back end: {missing()}")]
 
 # pyright: reportPrivateUsage=false
@@ -364,6 +364,57 @@ def test_writers_take_turns_and_versions_have_no_gaps(tmp_path: Path, where: dic
         assert sorted(versions) == list(range(1, 31))
         assert one.rollout_state().column("sequence").to_pylist() == list(range(1, 31))
         assert one.verify() == []
+
+
+FORK = """
+import gc, os, sys
+from buffer_engine.errors import StoreError
+from buffer_engine.store import open_store
+store = open_store(sys.argv[1])
+child = os.fork()
+if child == 0:
+    try:
+        store.version()
+    except StoreError as error:
+        store.close()
+        del store
+        gc.collect()
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(9)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+session = store._catalog._writer.raw.info.backend_pid
+with store._catalog.transaction("look") as connection:
+    print(code, store.version(), session == connection.raw.info.backend_pid)
+"""
+
+
+def test_a_forked_child_must_open_the_store_itself_and_leaves_the_session_alone(
+    tmp_path: Path, where: dict[str, str]
+) -> None:
+    open_store(tmp_path / "s", **where).close()
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, str(tmp_path / "s")], env=child_environment(), capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["7", "0", "True"], done.stderr
+
+
+def test_a_process_that_closed_its_store_leaves_no_row_behind(
+    tmp_path: Path, where: dict[str, str], servers: SharedServers
+) -> None:
+    with open_store(tmp_path / "a", **where) as store:
+        store.append("rollouts", rollouts([0]))
+        with open_store(tmp_path / "b", **where) as other:
+            assert other._catalog.read().execute("SELECT count(*) FROM writers").fetchone() == (2,)
+        assert store._catalog.read().execute("SELECT count(*) FROM writers").fetchone() == (1,)
+
+
+def test_a_key_with_a_nul_character_is_refused_and_nothing_is_stored(tmp_path: Path, where: dict[str, str]) -> None:
+    with open_store(tmp_path / "s", **where) as store:
+        with pytest.raises(StoreError, match="cannot hold a text with a NUL character"):
+            store.append("rollouts", table("rollouts", [rollout(0, experience_id="a\x00b")]))
+        assert store.version() == 0
+        assert store.append("rollouts", rollouts([0])).appended == {"rollouts": 1}
 
 
 def test_a_missing_driver_is_named_with_its_install_line(

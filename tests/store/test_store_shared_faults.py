@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psycopg
 import pytest
 from backends import missing, shared_servers
 from servers import SharedServers
@@ -22,6 +21,7 @@ from store_workload import fast_processes, live
 from buffer_engine.errors import StoreError
 from buffer_engine.store import open_store
 
+psycopg = pytest.importorskip("psycopg", reason="shared back end: pip install 'buffer-engine[postgres]'")
 pytestmark = [pytest.mark.shared, pytest.mark.skipif(missing() is not None, reason=f"shared back end: {missing()}")]
 
 SELF_KILLS = 20
