@@ -118,7 +118,7 @@ class PostgresServer:
         """Stop it: `immediate` is as if it crashed."""
         self._run("pg_ctl", "-D", "data", "-w", "-m", mode, "stop")
 
-    def wait(self, seconds: float = 30) -> None:
+    def wait(self, seconds: float = 60) -> None:
         """Return when it takes connections again."""
         import psycopg
 

@@ -55,10 +55,6 @@ class Connection(Protocol):
         ...
 
 
-def stream(self, sql: str, parameters: Parameters) -> Iterator[Any]:
-    """The rows of a statement, fetched from the server in parts; inside a transaction."""
-
-
 def stream(connection: Connection, sql: str, parameters: Parameters = ()) -> Iterator[Any]:
     """Rows of a statement of which the caller may want only the first; inside a transaction.
 

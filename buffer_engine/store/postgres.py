@@ -241,7 +241,7 @@ def _hint(said: str, code: str) -> str:
     if code in ("42501", "25006"):
         return f"this user may not do that in the store's schema [{said}]; grant it, or open with read_only=True"
     if "NUL (0x00)" in said or "\\u0000" in said:
-        return f"PostgreSQL cannot hold a text with a NUL character [{said}]; remove it from the key"
+        return f"PostgreSQL cannot hold a text with a NUL character [{said}]; remove it from the id"
     return f"PostgreSQL refused a statement [{said}]; nothing of this transaction is stored"
 
 

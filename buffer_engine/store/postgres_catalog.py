@@ -70,6 +70,7 @@ class PostgresCatalog(Catalog):
         self._segments = segments
         self._name = new_writer_id()
         self._turn = 0
+        self._announced = False
         self._held: set[str] = set()
         self.store_id = ""
         super().__init__(layout, durability=durability, read_only=read_only)
@@ -133,7 +134,7 @@ class PostgresCatalog(Catalog):
     def close(self) -> None:
         """End the sessions."""
         writer = self._writer
-        mine = os.getpid() == self._pid and not self._closed
+        mine = self._announced and os.getpid() == self._pid and not self._closed
         if mine and isinstance(writer, PostgresConnection) and writer.idle and not _ended(writer):
             try:
                 writer.execute("DELETE FROM writers WHERE writer = ?", (self._name,))
@@ -200,6 +201,7 @@ class PostgresCatalog(Catalog):
         connection.execute("DELETE FROM writers WHERE seen_at < ?", (now - _FORGET_WRITERS_SECONDS,))
         connection.execute("INSERT INTO writers VALUES (?, 0, ?)", (self._name, now))
         connection.execute("COMMIT")
+        self._announced = True
         self._for_writing(connection)
 
     def _make(self, connection: PostgresConnection) -> None:

@@ -409,10 +409,10 @@ def test_a_process_that_closed_its_store_leaves_no_row_behind(
         assert store._catalog.read().execute("SELECT count(*) FROM writers").fetchone() == (1,)
 
 
-def test_a_key_with_a_nul_character_is_refused_and_nothing_is_stored(tmp_path: Path, where: dict[str, str]) -> None:
+def test_an_id_with_a_nul_character_is_refused_and_nothing_is_stored(tmp_path: Path, where: dict[str, str]) -> None:
     with open_store(tmp_path / "s", **where) as store:
         with pytest.raises(StoreError, match="cannot hold a text with a NUL character"):
-            store.append("rollouts", table("rollouts", [rollout(0, experience_id="a\x00b")]))
+            store.append("rollouts", table("rollouts", [rollout(0, task_id="a\x00b")]))
         assert store.version() == 0
         assert store.append("rollouts", rollouts([0])).appended == {"rollouts": 1}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from backends import missing, shared_servers
-from servers import SharedServers
+from servers import PostgresServer, SharedServers
 from store_rows import rollout, rollouts
 from store_workload import fast_processes, live
 
@@ -146,9 +146,18 @@ def a_session_of(servers: SharedServers, dice: random.Random) -> int:
     return dice.choice(found)[0]
 
 
+@pytest.fixture
+def own_servers() -> Generator[SharedServers]:
+    """A PostgreSQL of its own: after a crash it syncs all it has, which of all other tests together takes long."""
+    servers = SharedServers(PostgresServer(), shared_servers().objects)
+    servers.postgres.start()
+    yield servers
+    servers.postgres.close()
+
+
 @pytest.mark.slow
-def test_killing_postgresql_under_writers_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    servers, dice = shared_servers(), random.Random(7)
+def test_killing_postgresql_under_writers_loses_and_doubles_nothing(tmp_path: Path, own_servers: SharedServers) -> None:
+    servers, dice = own_servers, random.Random(7)
     where = servers.new_store()
     writers = [Writer(tmp_path / f"m{at}", first=at * 100_000) for at in range(2)]
     for writer in writers:
