@@ -95,7 +95,7 @@ class PostgresServer:
             names = {entry.pw_name for entry in pwd.getpwall()}
             self.user = "postgres" if "postgres" in names else "nobody"
             if not _reachable(programs):  # a virtual environment below a home folder
-                programs = Path(shutil.copytree(programs.parent, self.folder / "programs")) / "bin"
+                programs = _copied(programs, self.folder / "programs")
             shutil.chown(self.folder, self.user)
             self.folder.chmod(0o755)
         self.programs = programs
@@ -266,6 +266,14 @@ def start_servers() -> SharedServers:
         postgres.close()
         raise
     return SharedServers(postgres, objects)
+
+
+def _copied(programs: Path, to: Path) -> Path:
+    """The package's programs in a place that any user may enter, with the libraries that lie beside the package."""
+    package = programs.parents[1]
+    for path in (package, *package.parent.glob(f"{package.name}.libs")):
+        shutil.copytree(path, to / path.name, symlinks=True)
+    return to / programs.relative_to(package.parent)
 
 
 def _reachable(folder: Path) -> bool:
