@@ -172,16 +172,19 @@ class ObjectServer:
         access = {"identities": [{**keys, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}
         (self.folder / "s3.json").write_text(json.dumps(access))
         # each server also listens for gRPC, 10,000 above unless said otherwise
-        self.port = free_port()
+        self.port, self._grpc = free_port(), free_port()
         master, volume, filer = (free_port(spare=10_000) for _ in range(3))
+        self._sockets = (self._grpc, *(port + 10_000 for port in (master, volume, filer)))
         log = (self.folder / "log").open("w")
         self._process = subprocess.Popen(
             [
                 program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder}",
                 f"-master.port={master}", f"-volume.port={volume}", "-filer", f"-filer.port={filer}", "-s3",
-                f"-s3.port={self.port}", f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                f"-s3.port={self.port}", f"-s3.port.grpc={self._grpc}", "-s3.port.iceberg=0", "-s3.port.lance=0",
                 "-s3.iam=false", f"-s3.config={self.folder / 's3.json'}",
-                "-volume.max=20", "-master.telemetry=false", "-master.volumeSizeLimitMB=256",
+                "-volume.max=100", "-master.volumeSizeLimitMB=64", "-volume.minFreeSpace=64MiB",
+                "-master.telemetry=false", f"-s3.localSocket={self.folder / 's3.sock'}",
+                f"-filer.localSocket={self.folder / 'filer.sock'}",
             ],
             stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -235,6 +238,9 @@ class ObjectServer:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+        for port in self._sockets:  # it has no option for these, and leaves them
+            for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
+                path.unlink(missing_ok=True)
 
 
 @dataclass
