@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import xxhash
+from backends import open_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_rows import rollout, rollouts, score, table
 
 from buffer_engine.schema import TABLES
-from buffer_engine.store import open_store
 from buffer_engine.store.content import row_hashes
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def hashes(name: str, rows: pa.Table) -> list[bytes]:

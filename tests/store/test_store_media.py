@@ -15,7 +15,7 @@ from store_rows import child_environment, rollout, table, task
 from buffer_engine.errors import CorruptSegmentError, KeyConflictError, SchemaError, StoreError
 from buffer_engine.inspect import connect_store
 from buffer_engine.store.base import Finding
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 PICTURE = b"\x89PNG not really a picture"
 PICTURE_ID = hashlib.sha256(PICTURE).hexdigest()
@@ -105,7 +105,7 @@ def test_verify_names_missing_changed_and_stray_files(tmp_path: Path) -> None:
 
 _PUTTER = """
 import sys
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 with open_store(sys.argv[1]) as store:
     number = 0
     while True:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from backends import open_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,8 +18,10 @@ from store_workload import fast_processes
 
 from buffer_engine.errors import StoreError
 from buffer_engine.identity import stable_seed
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.base import ReadPolicy, Reservation
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 Version = list[dict[str, int]]
 

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_rows import decision, decisions, manifest, rollout, rollouts, table
 
 from buffer_engine.errors import StoreError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.base import ReadPolicy, Reservation
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture
