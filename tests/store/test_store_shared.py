@@ -326,7 +326,7 @@ def test_a_missing_object_is_a_damaged_frame_and_hides_no_other(tmp_path: Path, 
         store.append("rollouts", rollouts([0]))
         first = store._files.names()
         store.append("rollouts", rollouts([1]))
-        store._files.remove(first[0])
+        store._files.remove(first[:1])
     with open_store(tmp_path / "b", **where) as store:
         (finding,) = store.verify()
         assert finding.kind == "torn"
