@@ -31,3 +31,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests about files or statements of one machine are left out where the store is shared."""
+    for item in items:
+        about = item.get_closest_marker("only_local")
+        if about is not None and item.get_closest_marker("shared") is not None:
+            item.add_marker(pytest.mark.skip(reason=f"one machine only: {about.args[0]}"))

@@ -95,7 +95,6 @@ class Appender:
             try:
                 version = self._commit(written, frames, [request], seen, inside)
             except index.KeyTakenError:
-                self._writer.abandon(frames)
                 look_up = True  # some rows are stored: these frames stay unlisted, and every key is looked up
                 continue
             return _receipt(version, request, fresh)
@@ -112,7 +111,6 @@ class Appender:
             return False
         if any(one.refusals for one in requests):
             return False
-        frames: list[FrameRef] = []
         try:
             with self._newest(look_up=False) as connection:
                 version = seen = current_version(connection)
@@ -120,12 +118,8 @@ class Appender:
                 moving = [one for one in requests if self._moves(connection, one.moved)]
             every = [part for parts in fresh for part in parts]
             if every or moving:
-                frames = self._write_and_hash(every)
-                version = self._commit(every, frames, requests, seen, None)
-        except index.KeyTakenError:
-            self._writer.abandon(frames)
-            return False
-        except BufferEngineError:
+                version = self._commit(every, self._write_and_hash(every), requests, seen, None)
+        except (BufferEngineError, index.KeyTakenError):
             return False  # done one by one, the request at fault is refused and no other
         for request, parts in zip(requests, fresh, strict=True):
             request.receipt = _receipt(version, request, parts)
@@ -149,17 +143,24 @@ class Appender:
         seen: int,
         inside: Callable[[Connection], None] | None,
     ) -> int:
-        with self._catalog.transaction("append rows") as connection:
-            if current_version(connection) != seen:  # another process committed since the checks
-                check_partitions(connection, fresh)
-                check_references(connection, fresh)
-            version = next_version(connection)
-            self.record(connection, version, fresh, frames)
-            for request in requests:
-                if request.moved:
-                    connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
-            if inside is not None:
-                inside(connection)
+        complete = False
+        try:
+            with self._catalog.transaction("append rows") as connection:
+                if current_version(connection) != seen:  # another process committed since the checks
+                    check_partitions(connection, fresh)
+                    check_references(connection, fresh)
+                version = next_version(connection)
+                self.record(connection, version, fresh, frames)
+                for request in requests:
+                    if request.moved:
+                        connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
+                if inside is not None:
+                    inside(connection)
+                complete = True
+        except Exception:
+            if not complete:  # nobody asked for the commit, so it was rolled back for certain
+                self._writer.abandon(frames)
+            raise
         return version
 
     def stage(self, tables: Mapping[str, pa.Table], refusals: Refusals | None = None) -> list[Staged]:
