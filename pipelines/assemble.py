@@ -57,8 +57,13 @@ class Assembly:
 
 def open_run_store(spec: Spec) -> KeptStore:
     """The specification's store, made if it is not there."""
+    section = reveal(spec.store)
     return open_store(
-        Path(reveal(spec.store).path), durability=spec.store.durability, back_pressure=spec.store.back_pressure
+        Path(section.path),
+        durability=section.durability,
+        catalog=section.catalog,
+        segments=section.segments,
+        back_pressure=spec.store.back_pressure,
     )
 
 

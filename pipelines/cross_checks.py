@@ -12,8 +12,9 @@ from pipelines.findings import Findings
 from pipelines.name_checks import check_names, check_partitions
 from pipelines.package_checks import check_packages
 from pipelines.size_checks import check_sizes
-from pipelines.source_checks import check_models, check_shared_sources, check_store
+from pipelines.source_checks import check_models, check_shared_sources
 from pipelines.spec import Spec
+from pipelines.store_checks import check_addresses, check_store
 
 
 def check_sections(spec: Spec, found: Findings) -> None:
@@ -22,6 +23,7 @@ def check_sections(spec: Spec, found: Findings) -> None:
     check_partitions(spec, found)
     check_shared_sources(spec, found)
     check_store(spec, found)
+    check_addresses(spec, found)
     check_models(spec, found)
     check_stages(spec, found)
     check_sizes(spec, found)

@@ -22,6 +22,7 @@ CORE = ("duckdb", "numpy", "polars", "pyarrow", "pydantic", "rich", "ruamel.yaml
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "transformers", "safetensors", "peft", "accelerate", "gguf", "tensorboard"),
     "math": ("math-verify",),
+    "postgres": ("psycopg",),
     "view": ("matplotlib",),
     "hf": ("datasets",),
     "demo": ("torch", "transformers", "safetensors", "peft", "math-verify", "matplotlib", "reasoning-gym"),

@@ -36,6 +36,8 @@ def check_packages(spec: Spec, found: Findings) -> None:
         if isinstance(name, str):
             declared = getattr(registry.load(name), "requires", None)
             _warn(path, declared or _PACKAGES.get((registry.kind, name), ()), named, found)
+    if spec.store.catalog is not None:
+        _warn(("store", "catalog"), (("psycopg", "postgres"),), named, found)
     if spec.report.plot is not None:
         _warn(("report", "plot"), (("matplotlib", "view"),), named, found)
     if spec.report.tensorboard:

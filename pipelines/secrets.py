@@ -50,6 +50,11 @@ def reveal(config: ConfigT, environ: Mapping[str, str] | None = None) -> ConfigT
     return type(config).model_validate(_revealed(data, environ))
 
 
+def without_markers(text: str) -> str:
+    """`text` with every `${env:NAME}` replaced by something that may stand for a name, a number or a secret."""
+    return _MARKER.sub("1", text)
+
+
 def secret_problems(data: object, environ: Mapping[str, str] | None = None) -> Iterator[tuple[PathParts, Problem]]:
     """Markers whose variable is not set, and what looks like a marker but is none; with their place."""
     values = os.environ if environ is None else environ

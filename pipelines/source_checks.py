@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,29 +110,6 @@ def check_shared_sources(spec: Spec, found: Findings) -> None:
         "is in both",
         "give both `split: {share: 0.2, part: …}`, one with `rest` and one with `held_out`",
     )
-
-
-def check_store(spec: Spec, found: Findings) -> None:
-    """The folder can be made and written; it is not made here."""
-    folder = spec.store.path
-    if spec.store.retain and spec.store.compact is None:
-        found.problem(
-            ("store", "retain"),
-            "nothing says when the rules are applied",
-            "write `compact: {every_steps: 10}` beside it",
-        )
-    if folder.exists() and not folder.is_dir():
-        found.problem(("store", "path"), f"{folder} is a file, not a folder", "name another folder")
-        return
-    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), None)
-    if nearest is not None and not nearest.is_dir():
-        found.problem(
-            ("store", "path"), f"{nearest} is a file, so {folder} cannot be made in it", "name another folder"
-        )
-    elif nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
-        found.problem(
-            ("store", "path"), f"the folder {nearest} cannot be written", "change its permissions or the path"
-        )
 
 
 def check_models(spec: Spec, found: Findings) -> None:

@@ -35,10 +35,21 @@ TrainerEntry = Annotated[SerializeAsAny[ComponentConfig], component(TRAINERS)]
 class StoreSection(ComponentConfig):
     """Where the tables of the run are kept."""
 
-    path: Path = Field(description="folder of the store; made when the run starts")
+    path: Path = Field(
+        description="folder of the store, of a shared one this machine's side of it; made when the run starts"
+    )
     durability: Durability = Field(
         default="process",
         description="what an acknowledged row survives: `process` a killed process, `power` a power cut too",
+    )
+    catalog: str | None = Field(
+        default=None,
+        description="postgresql://user@host:port/database?schema=NAME, for a store that machines share; null: a file "
+        "in the folder",
+    )
+    segments: str | None = Field(
+        default=None,
+        description="s3://bucket/prefix?endpoint_override=host:port&scheme=http&region=NAME; null: in the folder",
     )
     compact: CompactSection | None = Field(
         default=None, description="rows that training wants no more become Parquet during the run; null: they stay"

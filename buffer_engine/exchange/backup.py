@@ -28,8 +28,9 @@ from buffer_engine.exchange.placing import new_folder
 from buffer_engine.exchange.sinks import ParquetSink
 from buffer_engine.schema import SCHEMA_VERSION, TABLES
 from buffer_engine.store.faults import explained
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
 from buffer_engine.store.media import MEDIA_FOLDER, media_path
+from buffer_engine.store.opening import open_store
 from buffer_engine.store.replica import STATE
 
 KIND = "buffer-engine store"

@@ -29,7 +29,7 @@ def resolve_store(store: ExperienceStore | Path | str) -> ExperienceStore:
     """
     if not isinstance(store, Path | str):
         return store
-    from buffer_engine.store.local import open_store
+    from buffer_engine.store.opening import open_store
 
     return open_store(store, read_only=True)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from buffer_engine.errors import PartitionError, SchemaError
 from buffer_engine.store import index
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.media import check_media
 from buffer_engine.store.staging import Staged
 
@@ -14,7 +14,7 @@ ABOUT_ROLLOUTS = ("scores", "decisions", "batch_rows", "token_stats", "erasures"
 """Tables whose rows are about a rollout."""
 
 
-def check_partitions(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
+def check_partitions(connection: Connection, staged: Sequence[Staged]) -> None:
     """A prompt is in one partition only, and a rollout in that of its task.
 
     Raises:
@@ -59,7 +59,7 @@ def _overlap(task_id: str, partition: str, other_id: str, other: str) -> Partiti
     )
 
 
-def check_references(connection: sqlite3.Connection, staged: Sequence[Staged]) -> None:
+def check_references(connection: Connection, staged: Sequence[Staged]) -> None:
     """What is about a rollout is about a stored or arriving one, and the attachments of messages are there.
 
     Raises:

@@ -8,7 +8,6 @@ begins the append again with every key looked up. The disk works on the frames w
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -19,13 +18,14 @@ from buffer_engine.store import index
 from buffer_engine.store.admission import check_partitions, check_references
 from buffer_engine.store.base import AppendReceipt, OnInvalid
 from buffer_engine.store.catalog import Catalog, current_version, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.grouping import Queue, Request
 from buffer_engine.store.keyblocks import KeyBlocks
 from buffer_engine.store.pressure import Gate
 from buffer_engine.store.reading import SegmentReader
 from buffer_engine.store.refusal import Refusals, run_of
 from buffer_engine.store.repeats import Repeats, raise_conflict, without_repeats
-from buffer_engine.store.segments import FrameRef, SegmentWriter
+from buffer_engine.store.segments import FrameRef, FrameWriter
 from buffer_engine.store.staging import Staged, has_repeats
 from buffer_engine.store.validate import conform, table_spec
 
@@ -39,7 +39,7 @@ class Appender:
     def __init__(
         self,
         catalog: Catalog,
-        writer: SegmentWriter,
+        writer: FrameWriter,
         reader: SegmentReader,
         blocks: KeyBlocks,
         gate: Gate | None = None,
@@ -57,7 +57,7 @@ class Appender:
         *,
         cursors: Mapping[str, int] | None = None,
         on_invalid: OnInvalid = "refuse_all",
-        inside: Callable[[sqlite3.Connection], None] | None = None,
+        inside: Callable[[Connection], None] | None = None,
     ) -> AppendReceipt:
         """See `ExperienceStore.append_all`; `inside` joins the same transaction and may refuse by raising."""
         if self._gate is not None:
@@ -81,7 +81,7 @@ class Appender:
             except Exception as failure:  # noqa: BLE001 - raised again in the thread that asked
                 request.failure = failure
 
-    def _append(self, request: Request, inside: Callable[[sqlite3.Connection], None] | None) -> AppendReceipt:
+    def _append(self, request: Request, inside: Callable[[Connection], None] | None) -> AppendReceipt:
         look_up = False
         for _ in range(_ATTEMPTS):
             with self._newest(look_up=look_up) as connection:
@@ -126,7 +126,7 @@ class Appender:
         return True
 
     @contextmanager
-    def _newest(self, *, look_up: bool) -> Generator[sqlite3.Connection]:
+    def _newest(self, *, look_up: bool) -> Generator[Connection]:
         """A connection that sees the newest version; with `look_up`, which follows a collision, nobody else commits."""
         connection = self._catalog.read()
         if look_up or connection.in_transaction:  # a snapshot of this thread shows what was
@@ -141,19 +141,26 @@ class Appender:
         frames: Sequence[FrameRef],
         requests: Sequence[Request],
         seen: int,
-        inside: Callable[[sqlite3.Connection], None] | None,
+        inside: Callable[[Connection], None] | None,
     ) -> int:
-        with self._catalog.transaction("append rows") as connection:
-            if current_version(connection) != seen:  # another process committed since the checks
-                check_partitions(connection, fresh)
-                check_references(connection, fresh)
-            version = next_version(connection)
-            self.record(connection, version, fresh, frames)
-            for request in requests:
-                if request.moved:
-                    connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
-            if inside is not None:
-                inside(connection)
+        complete = False
+        try:
+            with self._catalog.transaction("append rows") as connection:
+                if current_version(connection) != seen:  # another process committed since the checks
+                    check_partitions(connection, fresh)
+                    check_references(connection, fresh)
+                version = next_version(connection)
+                self.record(connection, version, fresh, frames)
+                for request in requests:
+                    if request.moved:
+                        connection.executemany(_MOVE_CURSOR, list(request.moved.items()))
+                if inside is not None:
+                    inside(connection)
+                complete = True
+        except Exception:
+            if not complete:  # nobody asked for the commit, so it was rolled back for certain
+                self._writer.abandon(frames)
+            raise
         return version
 
     def stage(self, tables: Mapping[str, pa.Table], refusals: Refusals | None = None) -> list[Staged]:
@@ -173,7 +180,7 @@ class Appender:
             staged += parts
         return staged
 
-    def select_new(self, connection: sqlite3.Connection, staged: Sequence[Staged]) -> list[Staged]:
+    def select_new(self, connection: Connection, staged: Sequence[Staged]) -> list[Staged]:
         """The rows that are not stored yet, after every check that needs the catalog.
 
         Raises:
@@ -183,7 +190,7 @@ class Appender:
 
     def _select(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         staged: Sequence[Staged],
         *,
         look_up: bool,
@@ -223,10 +230,10 @@ class Appender:
         return frames
 
     def record(
-        self, connection: sqlite3.Connection, version: int, staged: Sequence[Staged], frames: Sequence[FrameRef]
+        self, connection: Connection, version: int, staged: Sequence[Staged], frames: Sequence[FrameRef]
     ) -> None:
         """List frames and rows in the catalog and apply verdicts, inside the caller's transaction."""
-        for part, frame in zip(staged, frames, strict=True):
+        for part, frame in zip(staged, self._writer.listed(connection, frames), strict=True):
             (frame_id,) = connection.execute("SELECT coalesce(max(frame_id), 0) + 1 FROM frames").fetchone()
             connection.execute(
                 "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -241,11 +248,11 @@ class Appender:
             if part.spec.name == "decisions":
                 index.apply_verdicts(connection, part.batch)
 
-    def _moves(self, connection: sqlite3.Connection, cursors: Mapping[str, int]) -> bool:
+    def _moves(self, connection: Connection, cursors: Mapping[str, int]) -> bool:
         return any(cursor_value(connection, name) != value for name, value in cursors.items())
 
 
-def cursor_value(connection: sqlite3.Connection, name: str) -> int:
+def cursor_value(connection: Connection, name: str) -> int:
     """Value of a named cursor, 0 when it was never moved."""
     found = connection.execute("SELECT value FROM cursors WHERE name = ?", (name,)).fetchone()
     return 0 if found is None else int(found[0])

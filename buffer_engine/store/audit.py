@@ -16,6 +16,7 @@ from itertools import groupby
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.ddl import catalog_ddl
 
 _NEXT = {
@@ -28,7 +29,7 @@ _NEXT = {
 """Turns that a batch can take; a recovered store begins with what was known."""
 
 
-def shape_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
+def shape_findings(connection: Connection) -> Iterator[Finding]:
     """Tables, columns and indexes that differ from those of a new catalog; what readers made beside them is theirs."""
     with closing(sqlite3.connect(":memory:")) as fresh:
         for statement in catalog_ddl():
@@ -40,7 +41,7 @@ def shape_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
             yield Finding("catalog", f"catalog.sqlite, {name}", said)
 
 
-def _shape(connection: sqlite3.Connection) -> dict[str, list[tuple[object, ...]]]:
+def _shape(connection: Connection) -> dict[str, list[tuple[object, ...]]]:
     shape: dict[str, list[tuple[object, ...]]] = {}
     for kind, name, table in connection.execute("SELECT type, name, tbl_name FROM sqlite_master").fetchall():
         if kind == "table":
@@ -54,7 +55,7 @@ def _shape(connection: sqlite3.Connection) -> dict[str, list[tuple[object, ...]]
     return shape
 
 
-def catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
+def catalog_findings(connection: Connection) -> Iterator[Finding]:
     """Contradictions between the catalog's own tables."""
     yield from _frames(connection)
     yield from _sequences(connection)
@@ -62,7 +63,7 @@ def catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
     yield from _reservations(connection)
 
 
-def _frames(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _frames(connection: Connection) -> Iterator[Finding]:
     version = current_version(connection)
     before = 0
     found = connection.execute(
@@ -85,7 +86,7 @@ def _frames(connection: sqlite3.Connection) -> Iterator[Finding]:
             yield Finding("catalog", f"segments/{name}", f"it is listed as {form!r} of table {table!r} by {writer!r}")
 
 
-def _sequences(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _sequences(connection: Connection) -> Iterator[Finding]:
     """Rollouts are numbered from 1 in the order of their frames; a group's first number is its smallest."""
     found = connection.execute(
         "SELECT experience_id, sequence, place FROM (SELECT experience_id, sequence, "
@@ -101,7 +102,7 @@ def _sequences(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("catalog", f"{run_id}/{group_id}", f"its first row is number {first}, the rows say {said}")
 
 
-def _turns(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _turns(connection: Connection) -> Iterator[Finding]:
     """What became of each batch, and that its present state is its last turn."""
     version = current_version(connection)
     now = {
@@ -149,7 +150,7 @@ def _places(held: object, *, reserved: bool) -> bool:
     return isinstance(places, list) and all(isinstance(place, int) for place in places)  # pyright: ignore[reportUnknownVariableType]
 
 
-def _reservations(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _reservations(connection: Connection) -> Iterator[Finding]:
     found = connection.execute("SELECT batch_id, reserved_at, expires_at FROM batches WHERE expires_at < reserved_at")
     for batch_id, reserved_at, expires_at in found.fetchall():
         yield Finding("catalog", batch_id, f"it expires at {expires_at}, before it was reserved at {reserved_at}")

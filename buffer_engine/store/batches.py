@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ from buffer_engine.errors import StoreError
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import BatchRecord, Reservation
 from buffer_engine.store.catalog import Catalog, current_version, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.history import note_batch
 from buffer_engine.store.reserve import free, reserved_rows
 
@@ -21,7 +21,7 @@ def prepare(appender: Appender, reservation: Reservation, *, step: int, batch: p
     _check_manifest(batch_id, step, batch, rows)
     wanted: list[str] = rows.column("experience_id").to_pylist()
 
-    def mark_prepared(connection: sqlite3.Connection) -> None:
+    def mark_prepared(connection: Connection) -> None:
         status, known_step, expires_at = _state(connection, batch_id)
         if status in ("prepared", "committed") and known_step == step:
             return
@@ -53,7 +53,7 @@ def commit(
 ) -> None:
     """See `ExperienceStore.commit_batch`."""
 
-    def count(connection: sqlite3.Connection) -> None:
+    def count(connection: Connection) -> None:
         if _committed(connection, batch_id, step):
             return
         connection.execute(
@@ -97,7 +97,7 @@ def release_unprepared(catalog: Catalog, run_id: str) -> None:
         note_batch(connection, next_version(connection), *freed)
 
 
-def records(connection: sqlite3.Connection, run_id: str) -> list[BatchRecord]:
+def records(connection: Connection, run_id: str) -> list[BatchRecord]:
     """See `ExperienceStore.batches`."""
     found = connection.execute(
         "SELECT batch_id, run_id, status, step, rows FROM batches WHERE run_id = ? "
@@ -107,7 +107,7 @@ def records(connection: sqlite3.Connection, run_id: str) -> list[BatchRecord]:
     return [BatchRecord(*row) for row in found]
 
 
-def _state(connection: sqlite3.Connection, batch_id: str) -> tuple[str, int | None, float]:
+def _state(connection: Connection, batch_id: str) -> tuple[str, int | None, float]:
     found = connection.execute(
         "SELECT status, step, expires_at FROM batches WHERE batch_id = ?", (batch_id,)
     ).fetchone()
@@ -116,7 +116,7 @@ def _state(connection: sqlite3.Connection, batch_id: str) -> tuple[str, int | No
     return found
 
 
-def _committed(connection: sqlite3.Connection, batch_id: str, step: int) -> bool:
+def _committed(connection: Connection, batch_id: str, step: int) -> bool:
     """Whether the batch is committed at `step`; raises unless it is that or prepared for it."""
     status, known_step, _ = _state(connection, batch_id)
     if status not in ("prepared", "committed"):

@@ -1,8 +1,8 @@
-"""The catalog: one SQLite database in WAL mode whose transactions are the store's commit point.
+"""The catalog: a database whose transactions are the store's commit point; here one SQLite file in WAL mode.
 
 A row exists when a committed transaction says so, whatever bytes lie in the segments. The version counts those
 transactions. SQLite's `application_id` marks the file as ours and `user_version` carries the schema version, so both
-can be read before any table is.
+can be read before any table is. `PostgresCatalog` replaces what is SQLite's own.
 """
 
 from __future__ import annotations
@@ -12,22 +12,36 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from urllib.parse import quote
 
 from buffer_engine.errors import StoreError, StoreVersionError
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability
 from buffer_engine.store.checkpointing import BACKSTOP_PAGES, Checkpointer
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.ddl import APPLICATION_ID, catalog_ddl, migrate
 from buffer_engine.store.faults import explained
-from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.layout import CATALOG, StoreLayout
+from buffer_engine.store.making import hold_making
+from buffer_engine.store.runs import hold_run
 
 BUSY_SECONDS = 60.0
 
 
 class Catalog:
-    """Connections to one catalog: one for writing behind a lock, one per thread for reading."""
+    """Connections to one catalog: one for writing behind a lock, one per thread for reading.
+
+    Attributes:
+        called: what findings and messages call it.
+        shared: whether processes of other machines work with it too.
+    """
+
+    called = CATALOG
+    shared = False
+
+    begin_reading = "BEGIN"
+    """Starts a transaction that sees one version throughout."""
 
     def __init__(self, layout: StoreLayout, *, durability: Durability, read_only: bool) -> None:
         """Open (and when writable and missing, create) the catalog.
@@ -38,16 +52,17 @@ class Catalog:
         """
         self.layout = layout
         self.read_only = read_only
+        self._durability: Durability = durability
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self._pid = os.getpid()
         self._closed = False
         self.migrated_from: int | None = None
         self.lock = threading.RLock()
         self._threads = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._connections: list[Connection] = []
+        self._writer: Connection | None = None
         self._checkpoints = Checkpointer(self._connect)
         with explained(layout.root, "open the store"):
-            self._writer: sqlite3.Connection | None = None
             try:
                 if read_only:
                     self.check(self.read())
@@ -58,10 +73,10 @@ class Catalog:
                 self.close()
                 raise
 
-    def read(self) -> sqlite3.Connection:
+    def read(self) -> Connection:
         """This thread's connection for reading; every statement sees the newest committed version."""
-        self._usable()
-        connection: sqlite3.Connection | None = getattr(self._threads, "connection", None)
+        self.usable()
+        connection: Connection | None = getattr(self._threads, "connection", None)
         if connection is None:
             connection = self._connect()
             self._threads.connection = connection
@@ -74,14 +89,15 @@ class Catalog:
         if connection.in_transaction:  # nested: the outer block ends it
             yield current_version(connection)
             return
-        connection.execute("BEGIN")
+        connection.execute(self.begin_reading)
         try:
             yield current_version(connection)
         finally:
-            connection.execute("COMMIT")
+            if connection.in_transaction:  # a lost connection has none
+                connection.execute("COMMIT")
 
     @contextmanager
-    def fresh(self) -> Generator[sqlite3.Connection]:
+    def fresh(self) -> Generator[Connection]:
         """A connection that sees the newest committed version, inside a snapshot of this thread too."""
         connection = self.read()
         if not connection.in_transaction:
@@ -97,7 +113,7 @@ class Catalog:
             other.close()
 
     @contextmanager
-    def transaction(self, doing: str, *, synced: bool = False) -> Generator[sqlite3.Connection]:
+    def transaction(self, doing: str, *, synced: bool = False) -> Generator[Connection]:
         """One write transaction, committed when the block ends and rolled back when it raises.
 
         Args:
@@ -106,9 +122,8 @@ class Catalog:
         Raises:
             StoreError: the store is read-only or closed, the disk is full, another process held the catalog too long.
         """
-        self._usable()
-        if self._writer is None:
-            raise StoreError(f"{self.layout.root}: could not {doing}: the store was opened with read_only=True")
+        self.usable(doing)
+        assert isinstance(self._writer, sqlite3.Connection)
         with self.lock, explained(self.layout.root, doing):
             if synced:
                 self._writer.execute("PRAGMA synchronous = FULL")
@@ -127,7 +142,7 @@ class Catalog:
                 if synced:
                     self._writer.execute(f"PRAGMA synchronous = {self._synchronous}")
 
-    def _take(self, writer: sqlite3.Connection) -> None:
+    def _take(self, writer: Connection) -> None:
         """Take the catalog, which another process may hold for a moment.
 
         SQLite's own waiting sleeps longer each time, up to 100 ms, so that of several processes the one that has
@@ -142,6 +157,27 @@ class Catalog:
                 if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
                     raise
 
+    def hold_run(self, run_id: str) -> AbstractContextManager[None]:
+        """Hold a run's name; the lock falls with the process.
+
+        Raises:
+            StoreBusyError: a live process holds it; names it.
+        """
+        return hold_run(self.layout.run_lock(run_id), run_id)
+
+    def hold_compaction(self) -> AbstractContextManager[None]:
+        """Be the only process that moves frames while the block runs; the lock falls with the process.
+
+        Raises:
+            StoreBusyError: another one does; names it.
+        """
+        return hold_making(self.layout.root)
+
+    def problems(self) -> list[str]:
+        """What the database finds wrong with itself."""
+        found = self.read().execute("PRAGMA integrity_check(10)").fetchall()
+        return [message for (message,) in found if message != "ok"]
+
     def close(self) -> None:
         """Close every connection; the last process to do so folds the write-ahead log into the catalog."""
         self._checkpoints.close()
@@ -152,7 +188,12 @@ class Catalog:
                     connection.close()
             self._connections.clear()
 
-    def _usable(self) -> None:
+    def usable(self, writing: str | None = None) -> None:
+        """Refuse a closed catalog, one of another process and, with `writing`, one opened for reading.
+
+        Raises:
+            StoreError: says which.
+        """
         if self._closed:
             raise StoreError(f"{self.layout.root}: the store is closed; open it again")
         if os.getpid() != self._pid:
@@ -160,8 +201,10 @@ class Catalog:
                 f"{self.layout.root}: this store was opened by process {self._pid} before a fork; "
                 "open the store again in the child process"
             )
+        if writing is not None and self.read_only:
+            raise StoreError(f"{self.layout.root}: could not {writing}: the store was opened with read_only=True")
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Connection:
         uri = f"file:{quote(str(self.layout.catalog.absolute()))}"
         if self.read_only:
             uri += "?mode=ro"
@@ -181,7 +224,7 @@ class Catalog:
         log, shared = (self.layout.catalog.with_name(self.layout.catalog.name + end) for end in ("-wal", "-shm"))
         return shared.exists() or (log.exists() and log.stat().st_size > 0)
 
-    def _create_if_missing(self, connection: sqlite3.Connection) -> None:
+    def _create_if_missing(self, connection: Connection) -> None:
         if not _is_empty(connection):
             self.migrated_from = migrate(connection)
             self.check(connection)
@@ -201,7 +244,7 @@ class Catalog:
         self.check(connection)
         connection.execute("PRAGMA busy_timeout = 1")  # see `_take`
 
-    def check(self, connection: sqlite3.Connection) -> None:
+    def check(self, connection: Connection) -> None:
         """Refuse a catalog that is not ours or of another schema version."""
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (found,) = connection.execute("PRAGMA user_version").fetchone()
@@ -227,17 +270,17 @@ class Catalog:
             )
 
 
-def _is_empty(connection: sqlite3.Connection) -> bool:
+def _is_empty(connection: Connection) -> bool:
     return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
-def current_version(connection: sqlite3.Connection) -> int:
+def current_version(connection: Connection) -> int:
     """The catalog version that `connection` sees."""
     (version,) = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
     return int(version)
 
 
-def next_version(connection: sqlite3.Connection) -> int:
+def next_version(connection: Connection) -> int:
     """Count the running transaction and return the version that its commit makes visible."""
     connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'version'")
     return current_version(connection)

@@ -13,6 +13,8 @@ import sqlite3
 import threading
 from collections.abc import Callable
 
+from buffer_engine.store.connection import Connection
+
 BACKSTOP_PAGES = 8192
 """Length of the log (32 MiB) at which a commit folds it in itself."""
 
@@ -24,7 +26,7 @@ _COMMIT_WORK = 40
 class Checkpointer:
     """Checkpoints of one process's commits; the thread begins with the first that is due."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
         self._pid = os.getpid()
         self._due = threading.Event()
@@ -54,7 +56,7 @@ class Checkpointer:
         if self._thread is not None and os.getpid() == self._pid:
             self._thread.join()
 
-    def _run(self, connection: sqlite3.Connection) -> None:
+    def _run(self, connection: Connection) -> None:
         while True:
             self._due.wait()
             self._due.clear()

@@ -6,7 +6,6 @@ among the most recently used ones. A read of few columns decodes, and checks, no
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from buffer_engine.errors import CorruptSegmentError
 from buffer_engine.schema import TABLES
 from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.frames import Frame, frames_of
@@ -138,6 +138,10 @@ class ColdReader:
                 self._kept_bytes -= self._kept.pop(key).nbytes
             self._checked = {key for key in self._checked if key[0] not in gone}
 
+    def is_open(self, segment: str) -> bool:
+        """Whether a file is mapped."""
+        return segment in self._open
+
     def removed(self) -> list[str]:
         """Files that are open and no longer there."""
         with self._lock:
@@ -235,7 +239,7 @@ def _group_of(file: _Open, row: int) -> int:
     return bisect_right(file.firsts, row) - 1
 
 
-def cold_files(connection: sqlite3.Connection, files: SegmentFiles, table: str, until: int | None) -> ColdFiles:
+def cold_files(connection: Connection, files: SegmentFiles, table: str, until: int | None) -> ColdFiles:
     """See `LocalStore.cold_files`; `connection` must see one version throughout."""
     now = current_version(connection)
     version = now if until is None else min(until, now)

@@ -7,8 +7,7 @@ grace is over, and where it is now afterwards. A kill, a full disk or a damaged 
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,14 +15,16 @@ import pyarrow as pa
 from buffer_engine.errors import CorruptSegmentError, StoreBusyError
 from buffer_engine.schema import TABLES
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.faults import explained
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.frames import Frame
 from buffer_engine.store.layout import StoreLayout, new_writer_id
-from buffer_engine.store.merging import plan
+from buffer_engine.store.making import MAKING
+from buffer_engine.store.merging import plan, sizes_of
 from buffer_engine.store.parquet import Label, ParquetFile, write_parquet
 from buffer_engine.store.reading import SegmentReader
-from buffer_engine.store.sweep import MAKING, hold_compaction, remove_unfinished, sweep
+from buffer_engine.store.sweep import hold_compaction, remove_unfinished, sweep
 from buffer_engine.store.validate import table_spec
 
 GRACE_SECONDS = 600.0
@@ -100,8 +101,8 @@ class Compactor:
             StoreError: the disk is full or read-only; what was finished stays finished, nothing is lost.
         """
         names = [table_spec(name).name for name in tables] if tables is not None else list(TABLES)
-        with hold_compaction(self._layout):
-            remove_unfinished(self._layout, self._catalog, self._files)
+        with hold_compaction(self._catalog):
+            remove_unfinished(self._catalog, self._files)
             passed_over: dict[int, str] = {}
 
             def files_of(name: str) -> list[list[Frame]]:
@@ -129,7 +130,7 @@ class Compactor:
                     done += len(frames)
                     if progress is not None:
                         progress(done, total)
-            swept = sweep(self._layout, self._catalog, self._files, grace_seconds=grace_seconds)
+            swept = sweep(self._catalog, self._files, grace_seconds=grace_seconds)
         return Compaction(
             frames=sum(len(one.frames) for one in made),
             rows=sum(one.file.rows for one in made),
@@ -197,11 +198,11 @@ class Compactor:
     def _weight(self, frames: Sequence[Frame]) -> int:
         """Bytes of the frames where they lie; files of an earlier compaction are always merged whole."""
         files = {frame.segment for frame in frames if frame.format == "parquet"}
-        sizes: Mapping[str, int] = {name: self._layout.segment(name).stat().st_size for name in files}
-        return sum(frame.length for frame in frames if frame.format == "arrows") + sum(sizes.values())
+        sizes = sizes_of(self._catalog.read(), frames[0].table) if files else {}
+        return sum(frame.length for frame in frames if frame.format == "arrows") + sum(sizes[name] for name in files)
 
 
-def move(connection: sqlite3.Connection, made: Sequence[Made]) -> None:
+def move(connection: Connection, made: Sequence[Made]) -> None:
     """Let the frames of finished files lie in them from now on, inside the caller's transaction.
 
     Raises:
@@ -230,10 +231,12 @@ def move(connection: sqlite3.Connection, made: Sequence[Made]) -> None:
                 for chunk in one.file.chunks
             ],
         )
-        connection.execute(
+        known = connection.execute(
             "UPDATE segments SET head = ?, head_xxh3 = ? WHERE segment_id = ?",
             (one.file.head, one.file.head_xxh3, one.segment_id),
-        )
+        ).rowcount
+        if not known:  # the lock was lost with the connection to a server
+            raise StoreBusyError(f"{one.name}: another compaction took this for left over and removed it; repeat")
 
 
 def _damaged(reader: SegmentReader, frames: Sequence[Frame]) -> Iterator[tuple[int, str]]:

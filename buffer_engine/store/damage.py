@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 from buffer_engine.errors import CorruptSegmentError
 from buffer_engine.store.base import QuarantinedFrame
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.reading import Frame, SegmentReader
@@ -72,12 +72,12 @@ def _arrays_of(frame: Frame, columns: Sequence[str]) -> Callable[[SegmentReader]
     return lambda reader: reader.arrays(frame, columns)
 
 
-def quarantined_ids(connection: sqlite3.Connection) -> set[int]:
+def quarantined_ids(connection: Connection) -> set[int]:
     """Ids of the frames in quarantine."""
     return {row[0] for row in connection.execute("SELECT frame_id FROM quarantine")}
 
 
-def quarantined_frames(connection: sqlite3.Connection) -> list[QuarantinedFrame]:
+def quarantined_frames(connection: Connection) -> list[QuarantinedFrame]:
     """The frames in quarantine, in the order of commit."""
     found = connection.execute(
         "SELECT q.frame_id, f.tbl, s.name, f.offset, f.rows, q.found_at, q.message FROM quarantine q "

@@ -6,10 +6,10 @@ fixture store of the version left behind.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 
 from buffer_engine.schema import SCHEMA_VERSION, TABLES, TableSpec
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.keyblocks import BLOCKED, take_over
 
 APPLICATION_ID = 0x42664531  # "BfE1"
@@ -95,7 +95,7 @@ def _statements(script: str) -> list[str]:
     return [statement.strip() for statement in script.split(";") if statement.strip()]
 
 
-def migrate(connection: sqlite3.Connection) -> int | None:
+def migrate(connection: Connection) -> int | None:
     """Bring a catalog of ours to the current schema version in one transaction; the version it had, None if current.
 
     Segments are never rewritten: a column added later reads as null in rows written before.
@@ -121,7 +121,7 @@ def migrate(connection: sqlite3.Connection) -> int | None:
     return before
 
 
-def _migratable(connection: sqlite3.Connection) -> int | None:
+def _migratable(connection: Connection) -> int | None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     return int(found) if application == APPLICATION_ID and found in _MIGRATIONS else None

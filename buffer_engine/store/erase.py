@@ -8,7 +8,6 @@ without payload too. The bytes leave the disk with the old files, when their gra
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from buffer_engine.schema import DECISIONS, ERASURES
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.compact import Compactor, Made, Progress, move
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.erase_rule import EraseRule, Target, targets
 from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.frames import Frame, frames_by_id, frames_of
@@ -30,7 +30,7 @@ from buffer_engine.store.layout import SEARCH_INDEX, StoreLayout
 from buffer_engine.store.merging import cut
 from buffer_engine.store.policies.tables import has
 from buffer_engine.store.reading import SegmentReader
-from buffer_engine.store.sweep import being_written, hold_compaction, remove_unfinished, sweep
+from buffer_engine.store.sweep import hold_compaction, remove_unfinished, sweep
 
 PAYLOAD: Mapping[str, object] = {"messages": [], "token_ids": [], "loss_mask": [], "logprobs": [], "info_json": "{}"}
 """Columns that an erasure empties, and what they hold afterwards; log-probabilities that were null stay null."""
@@ -98,8 +98,8 @@ class Eraser:
             return self._told(going, left)
         if not reason.strip():
             raise StoreError(f"{self._layout.root}: an erasure needs a reason that can be read later; give one")
-        with hold_compaction(self._layout):
-            remove_unfinished(self._layout, self._catalog, self._files)
+        with hold_compaction(self._catalog):
+            remove_unfinished(self._catalog, self._files)
             going, left = self._chosen(rule, force=force, max_uses=max_uses, replays=replays)
             told = self._told(going, left)
             by_frame: dict[int, list[Target]] = {}
@@ -115,7 +115,7 @@ class Eraser:
                 done += len(part)
                 if progress is not None:
                     progress(done, len(frames))
-            swept = sweep(self._layout, self._catalog, self._files, grace_seconds=grace_seconds)
+            swept = sweep(self._catalog, self._files, grace_seconds=grace_seconds)
         # The full-text index holds messages: it is derived, and the next search makes it again.
         for end in ("", "-wal", "-shm"):
             (self._layout.root / f"{SEARCH_INDEX}{end}").unlink(missing_ok=True)
@@ -162,9 +162,8 @@ class Eraser:
             holding = [frame for frame in inside if frame.frame_id in frame_ids]
             if not holding:
                 continue
-            path = self._layout.segment(name)
             stays = any(frame.frame_id in quarantined for frame in inside) or (
-                inside[0].format == "arrows" and being_written(path, inside[0].head)
+                inside[0].format == "arrows" and self._files.being_written(name, inside[0].head)
             )
             if stays:
                 lingering.append(name)
@@ -237,8 +236,8 @@ def without_payload(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _swap(made: Sequence[Made], going: Sequence[Target], *, force: bool) -> Callable[[sqlite3.Connection], None]:
-    def inside(connection: sqlite3.Connection) -> None:
+def _swap(made: Sequence[Made], going: Sequence[Target], *, force: bool) -> Callable[[Connection], None]:
+    def inside(connection: Connection) -> None:
         for one in going:
             reserved_by, status = connection.execute(
                 "SELECT reserved_by, status FROM index_rollouts WHERE experience_id = ?", (one.experience_id,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from buffer_engine.errors import StoreError
 from buffer_engine.store.catalog import current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.frames import frames_of
 from buffer_engine.store.reading import SegmentReader
 
@@ -84,7 +84,7 @@ class Target:
 
 
 def targets(
-    connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRule, *, max_uses: int, replays: Mapping[str, int]
+    connection: Connection, reader: SegmentReader, rule: EraseRule, *, max_uses: int, replays: Mapping[str, int]
 ) -> list[Target]:
     """The rows of a rule that are not erased yet, in order of arrival.
 
@@ -138,7 +138,7 @@ def _target(row: Sequence[object], max_uses: int, replays: Mapping[str, int]) ->
     return Target(str(experience_id), str(run_id), frame_id, at, str(status), fate, undecided, wanted)
 
 
-def _refuse_unknown(connection: sqlite3.Connection, experience_ids: Sequence[str]) -> None:
+def _refuse_unknown(connection: Connection, experience_ids: Sequence[str]) -> None:
     unknown = connection.execute(
         "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT experience_id FROM index_rollouts)",
         (json.dumps(list(experience_ids)),),
@@ -150,7 +150,7 @@ def _refuse_unknown(connection: sqlite3.Connection, experience_ids: Sequence[str
         )
 
 
-def _rejected_lately(connection: sqlite3.Connection, reader: SegmentReader, rule: EraseRule) -> set[str]:
+def _rejected_lately(connection: Connection, reader: SegmentReader, rule: EraseRule) -> set[str]:
     """Rows with a verdict that is too young for the rule."""
     after = 0
     columns = ["experience_id", "decided_at"]

@@ -6,9 +6,10 @@ moves its rows into a Parquet file.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from buffer_engine.store.connection import Connection
 
 FRAME_COLUMNS = (
     "f.frame_id, f.tbl, s.name, f.offset, f.length, f.rows, f.version, f.xxh3, s.head, s.head_xxh3, s.format"
@@ -44,9 +45,7 @@ class Frame:
         return mine == theirs
 
 
-def frames_of(
-    connection: sqlite3.Connection, table: str, *, after: int = 0, until: int | None = None
-) -> Iterator[Frame]:
+def frames_of(connection: Connection, table: str, *, after: int = 0, until: int | None = None) -> Iterator[Frame]:
     """A table's frames committed at versions in (after, until], in commit order."""
     found = connection.execute(
         f"SELECT {FRAME_COLUMNS} FROM frames f JOIN segments s USING (segment_id) "
@@ -56,7 +55,7 @@ def frames_of(
     return (Frame(*row) for row in found)
 
 
-def frames_by_id(connection: sqlite3.Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
+def frames_by_id(connection: Connection, frame_ids: Iterable[int]) -> dict[int, Frame]:
     """Frames by their ids."""
     wanted = "[" + ",".join(str(frame_id) for frame_id in set(frame_ids)) + "]"
     found = connection.execute(

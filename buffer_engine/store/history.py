@@ -7,7 +7,6 @@ only the turns that batches took have to be noted: one line per turn, with the v
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 
 from buffer_engine.schema import ROLLOUT_STATE
 from buffer_engine.store.base import BatchStatus
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.index import STATUS_OF_VERDICT
 
 
@@ -38,7 +38,7 @@ class BatchEntry:
     held: tuple[int, ...]
 
 
-def note_batch(connection: sqlite3.Connection, version: int, *batch_ids: str) -> None:
+def note_batch(connection: Connection, version: int, *batch_ids: str) -> None:
     """Note the present state of batches, inside the transaction that changed it and will be `version`."""
     connection.executemany(
         "INSERT INTO batch_history (version, batch_id, run_id, status, step, rows, reserved_at, committed_at, held) "
@@ -49,7 +49,7 @@ def note_batch(connection: sqlite3.Connection, version: int, *batch_ids: str) ->
     )
 
 
-def entries(connection: sqlite3.Connection, *, until: int) -> list[BatchEntry]:
+def entries(connection: Connection, *, until: int) -> list[BatchEntry]:
     """Every turn that a batch took up to version `until`, in order."""
     found = connection.execute(
         "SELECT version, batch_id, run_id, status, step, rows, reserved_at, committed_at, held FROM batch_history "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
+from buffer_engine.store.connection import Connection, is_unique_violation
 from buffer_engine.store.keyblocks import BLOCKED, KeyBlocks, KeyTakenError, fingerprints, key_columns
 
 Key = tuple[str | int, ...]
@@ -32,7 +32,7 @@ def keys_of(spec: TableSpec, batch: pa.RecordBatch) -> list[Key]:
     return list(zip(*(batch.column(name).to_pylist() for name in spec.key), strict=True))
 
 
-def stored(connection: sqlite3.Connection, spec: TableSpec, keys: Sequence[Key]) -> dict[Key, tuple[Place, bytes]]:
+def stored(connection: Connection, spec: TableSpec, keys: Sequence[Key]) -> dict[Key, tuple[Place, bytes]]:
     """Place and content hash of those `keys` that the table already has."""
     if not keys:
         return {}
@@ -46,7 +46,7 @@ def stored(connection: sqlite3.Connection, spec: TableSpec, keys: Sequence[Key])
     return {row[:width]: ((row[width], row[width + 1]), row[width + 2]) for row in found}
 
 
-def places_of(connection: sqlite3.Connection, experience_ids: Sequence[str]) -> list[tuple[str, int, int]]:
+def places_of(connection: Connection, experience_ids: Sequence[str]) -> list[tuple[str, int, int]]:
     """(experience id, frame, row) of those of the rollouts that are stored, in commit order."""
     return connection.execute(
         "SELECT experience_id, frame_id, row FROM index_rollouts "
@@ -55,7 +55,7 @@ def places_of(connection: sqlite3.Connection, experience_ids: Sequence[str]) -> 
     ).fetchall()
 
 
-def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[str]) -> set[str]:
+def unknown_rollouts(connection: Connection, experience_ids: Iterable[str]) -> set[str]:
     """Those of the ids that no stored rollout has."""
     wanted = list(experience_ids)
     if not wanted:
@@ -74,7 +74,7 @@ def unknown_rollouts(connection: sqlite3.Connection, experience_ids: Iterable[st
     return {row[0] for row in unknown}
 
 
-def runs_of(connection: sqlite3.Connection, experience_ids: Iterable[str]) -> dict[str, str]:
+def runs_of(connection: Connection, experience_ids: Iterable[str]) -> dict[str, str]:
     """Run of those of the rollouts that are stored."""
     found = connection.execute(
         "SELECT experience_id, run_id FROM json_each(?) k CROSS JOIN index_rollouts i ON i.experience_id = k.value",
@@ -83,7 +83,7 @@ def runs_of(connection: sqlite3.Connection, experience_ids: Iterable[str]) -> di
     return dict(found.fetchall())
 
 
-def tasks_with_prompts(connection: sqlite3.Connection, prompt_hashes: Sequence[str]) -> list[tuple[str, str, str]]:
+def tasks_with_prompts(connection: Connection, prompt_hashes: Sequence[str]) -> list[tuple[str, str, str]]:
     """(task id, partition, prompt hash) of the stored tasks with one of these prompts."""
     return connection.execute(
         "SELECT i.task_id, i.partition, i.prompt_hash FROM json_each(?) k "
@@ -92,7 +92,7 @@ def tasks_with_prompts(connection: sqlite3.Connection, prompt_hashes: Sequence[s
     ).fetchall()
 
 
-def partitions_of_tasks(connection: sqlite3.Connection, task_ids: Iterable[str]) -> dict[str, str]:
+def partitions_of_tasks(connection: Connection, task_ids: Iterable[str]) -> dict[str, str]:
     """Partition of those of the tasks that are stored."""
     found = connection.execute(
         "SELECT i.task_id, i.partition FROM json_each(?) k CROSS JOIN index_tasks i ON i.task_id = k.value",
@@ -102,7 +102,7 @@ def partitions_of_tasks(connection: sqlite3.Connection, task_ids: Iterable[str])
 
 
 def insert(
-    connection: sqlite3.Connection,
+    connection: Connection,
     spec: TableSpec,
     batch: pa.RecordBatch,
     keys: Sequence[Key],
@@ -121,14 +121,14 @@ def insert(
         return
     try:
         _insert(connection, spec, batch, keys, contents, frame_id)
-    except sqlite3.IntegrityError as error:
-        if error.sqlite_errorname not in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY"):
+    except Exception as error:
+        if not is_unique_violation(error):
             raise
         raise KeyTakenError(spec.name) from error
 
 
 def _insert(
-    connection: sqlite3.Connection,
+    connection: Connection,
     spec: TableSpec,
     batch: pa.RecordBatch,
     keys: Sequence[Key],
@@ -149,9 +149,7 @@ def _insert(
     )
 
 
-def _insert_rollouts(
-    connection: sqlite3.Connection, batch: pa.RecordBatch, contents: Sequence[bytes], frame_id: int
-) -> None:
+def _insert_rollouts(connection: Connection, batch: pa.RecordBatch, contents: Sequence[bytes], frame_id: int) -> None:
     values = [batch.column(name).to_pylist() for name in ROLLOUT_COLUMNS]
     failed = batch.column("error").is_valid().cast(pa.int8()).to_pylist()
     groups: list[tuple[str, str]] = list(zip(values[1], values[3], strict=True))
@@ -168,7 +166,7 @@ def _insert_rollouts(
     connection.executemany("INSERT OR IGNORE INTO runs VALUES (?)", [(run_id,) for run_id in sorted(set(values[1]))])
 
 
-def _first_sequences(connection: sqlite3.Connection, groups: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+def _first_sequences(connection: Connection, groups: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
     found = connection.execute(
         "SELECT i.run_id, i.group_id, min(i.group_first) FROM json_each(?) k CROSS JOIN index_rollouts i "
         "ON i.run_id = json_extract(k.value, '$[0]') AND i.group_id = json_extract(k.value, '$[1]') GROUP BY 1, 2",
@@ -177,7 +175,7 @@ def _first_sequences(connection: sqlite3.Connection, groups: Sequence[tuple[str,
     return {(run_id, group_id): first for run_id, group_id, first in found}
 
 
-def apply_verdicts(connection: sqlite3.Connection, decisions: pa.RecordBatch) -> None:
+def apply_verdicts(connection: Connection, decisions: pa.RecordBatch) -> None:
     """Move the status of the rollouts that new decision rows are about; of several the last counts."""
     latest: dict[str, str] = {}
     pairs = zip(decisions.column("experience_id").to_pylist(), decisions.column("verdict").to_pylist(), strict=True)

@@ -13,10 +13,10 @@ anything is concluded from it.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ import xxhash
 
 from buffer_engine.errors import CorruptSegmentError
 from buffer_engine.schema import TABLES, TableSpec
+from buffer_engine.store.connection import Connection
 
 BLOCKED = ("scores", "decisions")
 """Tables whose keys lie in blocks; the first column of the key is the rollout."""
@@ -124,7 +125,7 @@ class KeyBlocks:
         self._bytes = 0
 
     def find(
-        self, connection: sqlite3.Connection, table: str, prints: Prints, *, looked_in: frozenset[BlockName] = _NONE
+        self, connection: Connection, table: str, prints: Prints, *, looked_in: frozenset[BlockName] = _NONE
     ) -> tuple[dict[int, tuple[int, int]], frozenset[BlockName]]:
         """(frame id, row) of those of the keys, by their number, that the table has; and the blocks that say so.
 
@@ -140,7 +141,7 @@ class KeyBlocks:
                 found[int(order[at])] = _place(place)
         return found, names
 
-    def about(self, connection: sqlite3.Connection, table: str, ids: Sequence[str]) -> list[tuple[int, int]]:
+    def about(self, connection: Connection, table: str, ids: Sequence[str]) -> list[tuple[int, int]]:
         """(frame id, row) of a table's rows about these rollouts, in commit order; rows about others may be among them.
 
         A hash can be shared by two rollouts: see `only_about`.
@@ -156,7 +157,7 @@ class KeyBlocks:
 
     def insert(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         spec: TableSpec,
         prints: Prints,
         frame_id: int,
@@ -178,7 +179,7 @@ class KeyBlocks:
         _add(connection, spec.name, _Block(prints.heads[order], prints.tags[order], places))
 
     def _blocks(
-        self, connection: sqlite3.Connection, table: str, looked_in: frozenset[BlockName]
+        self, connection: Connection, table: str, looked_in: frozenset[BlockName]
     ) -> tuple[frozenset[BlockName], list[_Block]]:
         """All blocks of a table, and the content of those that are not among `looked_in`."""
         while True:
@@ -189,7 +190,7 @@ class KeyBlocks:
                 return names, found
             # another process merged a block away between the two statements: the new list has what it held
 
-    def _block(self, connection: sqlite3.Connection, name: BlockName) -> _Block | None:
+    def _block(self, connection: Connection, name: BlockName) -> _Block | None:
         with self._lock:
             block = self._known.get(name)
         if block is not None:
@@ -206,7 +207,7 @@ class KeyBlocks:
         return block
 
 
-def entries(connection: sqlite3.Connection, table: str) -> Iterator[tuple[int, int, int, int]]:
+def entries(connection: Connection, table: str) -> Iterator[tuple[int, int, int, int]]:
     """(frame id, row, head, tag) of every key of a table, by frame and row; inside a snapshot.
 
     Raises:
@@ -221,12 +222,12 @@ def entries(connection: sqlite3.Connection, table: str) -> Iterator[tuple[int, i
             yield (*_place(place), head, tag)
 
 
-def take_over(connection: sqlite3.Connection) -> None:
+def take_over(connection: Connection) -> None:
     """Move the keys of schema version 1, one catalog row each, into blocks, inside the caller's transaction."""
     for name in BLOCKED:
         spec = TABLES[name]
         found = connection.execute(f"SELECT frame_id, row, {', '.join(spec.key)} FROM index_{name} ORDER BY 1, 2")
-        while rows := found.fetchmany(1 << 17):
+        while rows := list(islice(found, 1 << 17)):
             frames, at, *keys = zip(*rows, strict=True)
             columns = [
                 pa.array(values, spec.schema.field(key).type) for key, values in zip(spec.key, keys, strict=True)
@@ -238,7 +239,7 @@ def take_over(connection: sqlite3.Connection) -> None:
         connection.execute(f"DROP TABLE index_{name}")
 
 
-def _add(connection: sqlite3.Connection, table: str, block: _Block) -> None:
+def _add(connection: Connection, table: str, block: _Block) -> None:
     level = _level(len(block.heads))
     while True:
         _write(connection, table, level, block)
@@ -259,7 +260,7 @@ def _level(rows: int) -> int:
     return level
 
 
-def _write(connection: sqlite3.Connection, table: str, level: int, block: _Block) -> None:
+def _write(connection: Connection, table: str, level: int, block: _Block) -> None:
     data = np.concatenate([block.heads, block.tags, block.places]).astype("<u8", copy=False).tobytes()
     connection.execute(
         "INSERT INTO key_blocks (tbl, level, rows, xxh3, keys) VALUES (?, ?, ?, ?, ?)",
@@ -267,18 +268,18 @@ def _write(connection: sqlite3.Connection, table: str, level: int, block: _Block
     )
 
 
-def _listed(connection: sqlite3.Connection, table: str) -> list[BlockName]:
+def _listed(connection: Connection, table: str) -> list[BlockName]:
     return connection.execute("SELECT block_id, xxh3 FROM key_blocks WHERE tbl = ?", (table,)).fetchall()
 
 
-def _there(connection: sqlite3.Connection, name: BlockName) -> _Block:
+def _there(connection: Connection, name: BlockName) -> _Block:
     """A block that is listed in the transaction that reads it."""
     block = _read(connection, name)
     assert block is not None, name
     return block
 
 
-def _read(connection: sqlite3.Connection, name: BlockName) -> _Block | None:
+def _read(connection: Connection, name: BlockName) -> _Block | None:
     """A block; None when it was merged away meanwhile.
 
     Raises:

@@ -18,6 +18,8 @@ CATALOG = "catalog.sqlite"
 SEGMENTS = "segments"
 SEARCH_INDEX = "search.sqlite"
 RUNS = "runs"
+ADDRESSES = "store.json"
+CACHE = "cache"
 SEGMENT_SUFFIX = ".arrows"
 
 
@@ -36,6 +38,16 @@ class StoreLayout:
     def segments(self) -> Path:
         """Folder of the segment files, one folder per table below it."""
         return self.root / SEGMENTS
+
+    @property
+    def addresses(self) -> Path:
+        """File that says where catalog and segments lie when they are not in the folder."""
+        return self.root / ADDRESSES
+
+    @property
+    def cache(self) -> Path:
+        """Folder of copies of objects; anything in it may be deleted at any time."""
+        return self.root / CACHE
 
     def segment(self, name: str) -> Path:
         """Path of the segment the catalog calls `name` (`<table>/<writer>-<n>.arrows`)."""
@@ -62,8 +74,12 @@ def segment_name(table: str, writer: str, number: int) -> str:
 
 
 def new_writer_id() -> str:
-    """A name no other writer has: the process id to recognise it by, and 48 random bits to tell reused ids apart."""
-    return f"{os.getpid()}-{secrets.token_hex(6)}"
+    """A name no other writer on any machine has: the process id to recognise it by, and 64 random bits.
+
+    Among a million writers of one store two share a name with a chance of 3 in 100 million. So nobody looks whether a
+    file of that name exists before writing it, which an object store could not do in one step with the writing.
+    """
+    return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def locate(path: str | os.PathLike[str], *, create: bool) -> StoreLayout:
@@ -76,7 +92,7 @@ def locate(path: str | os.PathLike[str], *, create: bool) -> StoreLayout:
     layout = StoreLayout(root)
     if root.exists() and not root.is_dir():
         raise StoreError(f"{root}: a store is a folder, and this is a file; name another path")
-    if layout.catalog.exists():
+    if layout.catalog.exists() or layout.addresses.exists():
         return layout
     if not root.exists():
         if not create:
@@ -101,4 +117,9 @@ def locate(path: str | os.PathLike[str], *, create: bool) -> StoreLayout:
 
 
 def _ours(name: str) -> bool:
-    return name in (SEGMENTS, RUNS) or name.startswith(CATALOG)
+    return name in (SEGMENTS, RUNS, CACHE) or name.startswith((CATALOG, ADDRESSES))
+
+
+def is_store(root: Path) -> bool:
+    """Whether a folder holds a store, or says where one lies."""
+    return (root / CATALOG).is_file() or (root / ADDRESSES).is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from buffer_engine.schema import TableSpec
 from buffer_engine.store.base import Finding
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.index import STATUS_OF_VERDICT, unknown_rollouts
 
 
@@ -46,7 +46,7 @@ class Ledger:
         elif spec.name == "batches":
             self.manifests.update(batch.column("batch_id").to_pylist())
 
-    def findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def findings(self, connection: Connection) -> Iterator[Finding]:
         """Where the catalog and the rows disagree."""
         yield from self._dangling(connection)
         yield from _stray(connection)
@@ -56,18 +56,18 @@ class Ledger:
         if not self.damaged & {"batches", "batch_rows"}:
             yield from self._batch_findings(connection)
 
-    def _dangling(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def _dangling(self, connection: Connection) -> Iterator[Finding]:
         for table, ids in self.about.items():
             for one in sorted(unknown_rollouts(connection, ids)):
                 yield Finding("missing_row", table, f"a row is about rollout {one}, which is not stored")
 
-    def _verdict_findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def _verdict_findings(self, connection: Connection) -> Iterator[Finding]:
         for one, status in connection.execute("SELECT experience_id, status FROM index_rollouts ORDER BY sequence"):
             decided = self.verdicts.get(one, "new")
             if decided != status:
                 yield Finding("conservation", one, f"its decisions say {decided}, the catalog says {status}")
 
-    def _batch_findings(self, connection: sqlite3.Connection) -> Iterator[Finding]:
+    def _batch_findings(self, connection: Connection) -> Iterator[Finding]:
         uses: Counter[str] = Counter()
         known: set[str] = set()
         steps: dict[str, set[int | None]] = {}
@@ -110,7 +110,7 @@ class Ledger:
             yield Finding("missing_row", "batch_rows", f"a row is about rollout {one}, which is not stored")
 
 
-def _stray(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _stray(connection: Connection) -> Iterator[Finding]:
     stray = connection.execute(
         "SELECT r.experience_id, r.reserved_by FROM index_rollouts r LEFT JOIN batches b ON b.batch_id = r.reserved_by "
         "WHERE r.reserved_by IS NOT NULL AND (b.status IS NULL OR b.status NOT IN ('reserved', 'prepared'))"
@@ -119,7 +119,7 @@ def _stray(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding("conservation", one, f"it is reserved by {batch_id}, which holds nothing any more")
 
 
-def _groups(connection: sqlite3.Connection) -> Iterator[Finding]:
+def _groups(connection: Connection) -> Iterator[Finding]:
     found = connection.execute(
         "SELECT run_id, group_id, count(DISTINCT task_id), count(DISTINCT partition), count(DISTINCT sample_index), "
         "max(group_size), count(DISTINCT group_first) FROM index_rollouts GROUP BY run_id, group_id"

@@ -28,57 +28,24 @@ from buffer_engine.store.base import (
     Reservation,
     StoreInfo,
 )  # fmt: skip
-from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.catalog import current_version
 from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
 from buffer_engine.store.damage import GuardedReader
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
-from buffer_engine.store.faults import explained
-from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
-from buffer_engine.store.layout import StoreLayout, locate
-from buffer_engine.store.media import LocalMediaFiles, MediaStore
+from buffer_engine.store.media import MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
+from buffer_engine.store.parts import Parts, frame_writer
 from buffer_engine.store.pressure import BackPressure, Gate
 from buffer_engine.store.quarantine import Quarantine
 from buffer_engine.store.reading import Frame, frames_by_id, frames_of, rows_at, schema_of, wanted_columns
 from buffer_engine.store.replica import Replica
 from buffer_engine.store.reserve import Reserver
-from buffer_engine.store.runs import hold_run
-from buffer_engine.store.segments import SEGMENT_BYTES, SegmentWriter
+from buffer_engine.store.segments import SEGMENT_BYTES
 from buffer_engine.store.sizes import store_info
 from buffer_engine.store.validate import table_spec
 from buffer_engine.store.verify import Verifier
-
-
-def open_store(
-    path: str | os.PathLike[str],
-    *,
-    create: bool = True,
-    durability: Durability = "power",
-    read_only: bool = False,
-    back_pressure: BackPressure | None = None,
-) -> LocalStore:
-    """Open the store in a folder.
-
-    Args:
-        path: folder of the store.
-        create: make the folder and an empty store when there is none.
-        durability: `power` returns from an append when the rows survive loss of power, `process` when they survive
-            the death of any process; the reader sees no difference.
-        read_only: for inspection; creates nothing and works while others write.
-        back_pressure: has appends of training rollouts wait while many are still to be trained; None: they never do.
-
-    Raises:
-        StoreVersionError: the store has another schema version.
-        StoreError: nothing is there and nothing may be created, the folder holds something else or is read-only.
-    """
-    layout = locate(path, create=create and not read_only)
-    if not read_only:
-        with explained(layout.root, "create the store" if not layout.catalog.exists() else "open the store"):
-            layout.segments.mkdir(parents=True, exist_ok=True)
-    catalog = Catalog(layout, durability=durability, read_only=read_only)
-    return LocalStore(layout, catalog, durability=durability, back_pressure=back_pressure)
 
 
 class LocalStore:
@@ -86,26 +53,27 @@ class LocalStore:
 
     def __init__(
         self,
-        layout: StoreLayout,
-        catalog: Catalog,
+        parts: Parts,
         *,
         durability: Durability,
-        segment_bytes: int = SEGMENT_BYTES,
         back_pressure: BackPressure | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        self._layout = layout
-        self._catalog = catalog
+        """The store that is made of these parts; see `open_store`."""
+        self._layout = parts.layout
+        self._catalog = parts.catalog
         self._durability: Durability = durability
-        self._files = LocalFiles(layout)
-        self._writer = SegmentWriter(catalog, durability=durability, segment_bytes=segment_bytes)
-        self._reader = GuardedReader(layout, catalog, self._files)
+        self._files = parts.files
+        self._writer = frame_writer(self._catalog, self._files, durability=durability, segment_bytes=segment_bytes)
+        self._reader = GuardedReader(self._layout, self._catalog, self._files)
         self._tokens = TokenReader(self._reader)
         self._blocks = KeyBlocks()
-        gate = Gate(catalog, back_pressure) if back_pressure is not None and not catalog.read_only else None
-        self._appender = Appender(catalog, self._writer, self._reader, self._blocks, gate)
-        self._media = MediaStore(LocalMediaFiles(layout.root, durability=durability), self._appender)
-        self._reserver = Reserver(catalog, self._appender, self._writer, self._reader)
-        self._quarantine = Quarantine(catalog, self._appender, self._writer, self._reader, self._blocks)
+        gate = Gate(self._catalog, back_pressure) if back_pressure and not self._catalog.read_only else None
+        self._appender = Appender(self._catalog, self._writer, self._reader, self._blocks, gate)
+        self._media_files = parts.media
+        self._media = MediaStore(parts.media, self._appender)
+        self._reserver = Reserver(self._catalog, self._appender, self._writer, self._reader)
+        self._quarantine = Quarantine(self._catalog, self._appender, self._writer, self._reader, self._blocks)
 
     @property
     def path(self) -> Path:
@@ -269,7 +237,7 @@ class LocalStore:
         Raises:
             StoreBusyError: another live process runs it; names its pid.
         """
-        with hold_run(self._layout.run_lock(run_id), run_id):
+        with self._catalog.hold_run(run_id):
             batches.release_unprepared(self._catalog, run_id)
             yield
 
@@ -324,7 +292,7 @@ class LocalStore:
     def verify(self) -> list[Finding]:
         """See `ExperienceStore.verify`; reads everything, so it takes as long as reading the store's bytes."""
         try:
-            return Verifier(self._layout, self._catalog).findings()
+            return Verifier(self._layout, self._catalog, self._files, self._media_files).findings()
         except sqlite3.DatabaseError as error:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]
@@ -379,7 +347,9 @@ class LocalStore:
     def info(self, *, tokens: bool = False) -> StoreInfo:
         """Rows and bytes; with `tokens`, which reads the masks of all rollouts, what a trainable token costs too."""
         with self._catalog.snapshot():
-            return store_info(self._layout, self._catalog.read(), self._reader, self._durability, tokens=tokens)
+            return store_info(
+                self.path, self._catalog.read(), self._files, self._reader, self._durability, tokens=tokens
+            )
 
     def close(self) -> None:
         """Release files and locks; acknowledged rows are already durable."""

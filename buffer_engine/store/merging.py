@@ -9,10 +9,10 @@ that a table has few files and a row is rewritten few times.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.frames import Frame, frames_of
 
 FILE_BYTES = 256 << 20
@@ -49,7 +49,7 @@ class _Unit:
 
 
 def plan(
-    connection: sqlite3.Connection, table: str, *, everything: bool, max_uses: int, passed_over: Collection[int] = ()
+    connection: Connection, table: str, *, everything: bool, max_uses: int, passed_over: Collection[int] = ()
 ) -> list[list[Frame]]:
     """The frames of each file to be made, in order of commit.
 
@@ -63,7 +63,7 @@ def plan(
     if not everything:
         newest = {frame.frame_id for frame in frames[-NEWEST_FRAMES:]}
         left_out |= _waiting(connection, max_uses) if table == "rollouts" else newest
-    units = _units(frames, left_out, _sizes(connection, table))
+    units = _units(frames, left_out, sizes_of(connection, table))
     files: list[list[Frame]] = []
     for stretch in [units] if table in UNORDERED else _stretches(units):
         chosen = (_any if table in UNORDERED else _neighbours)(stretch, 1 if everything else _FAN - 1)
@@ -75,7 +75,7 @@ def plan(
     return files
 
 
-def _waiting(connection: sqlite3.Connection, max_uses: int) -> set[int]:
+def _waiting(connection: Connection, max_uses: int) -> set[int]:
     """Frames with a rollout that training may still ask for."""
     found = connection.execute(
         "SELECT DISTINCT frame_id FROM index_rollouts WHERE partition = 'train' AND failed = 0 AND ("
@@ -85,7 +85,7 @@ def _waiting(connection: sqlite3.Connection, max_uses: int) -> set[int]:
     return {row[0] for row in found.fetchall()}
 
 
-def _sizes(connection: sqlite3.Connection, table: str) -> dict[str, int]:
+def sizes_of(connection: Connection, table: str) -> dict[str, int]:
     """Bytes of the table's Parquet files."""
     found = connection.execute(
         "SELECT s.name, s.head + (SELECT coalesce(sum(c.length), 0) FROM chunks c WHERE c.segment_id = s.segment_id) "

@@ -7,7 +7,6 @@ its run replays or releases it.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from buffer_engine.store.base import Durability
 from buffer_engine.store.catalog import Catalog, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.history import note_batch
 from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.local import LocalStore
@@ -147,7 +147,7 @@ def _known(old: Salvaged) -> dict[str, str]:
     return said
 
 
-def _enter(connection: sqlite3.Connection, row: dict[str, Any], status: str, members: list[str]) -> None:
+def _enter(connection: Connection, row: dict[str, Any], status: str, members: list[str]) -> None:
     written = row["created_at"].timestamp()
     connection.execute(
         "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -7,7 +7,6 @@ meanwhile; appends that are let in at the same moment may go past the bound toge
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 
 from buffer_engine.errors import StoreError, StoreFullError
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 
 _LOOKS_PER_SECOND = 50
 _WAITING = "uses = 0 AND status IN ('new', 'held', 'kept')"
@@ -92,7 +92,7 @@ class Gate:
         )
 
 
-def waiting(connection: sqlite3.Connection, run_id: str) -> dict[str, int]:
+def waiting(connection: Connection, run_id: str) -> dict[str, int]:
     """Waiting rollouts of a run, by what they wait for: `new`, `held`, `kept`, `reserved`."""
     found = connection.execute(
         "SELECT CASE WHEN reserved_by IS NULL THEN status ELSE 'reserved' END, count(*) FROM index_rollouts "

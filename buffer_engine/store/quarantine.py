@@ -7,7 +7,6 @@ and frame. `recheck` reads such frames again and gives back what is sound.
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,13 @@ from buffer_engine.errors import CorruptSegmentError, DamagedRowsWarning, StoreE
 from buffer_engine.schema import DECISIONS, TableSpec
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.damage import DamagedFrameError, GuardedReader, quarantined_ids
 from buffer_engine.store.keyblocks import KeyBlocks, only_about
 from buffer_engine.store.padded import TOKEN_COLUMNS
 from buffer_engine.store.reading import Frame, frames_by_id, rows_at
 from buffer_engine.store.register import Register
-from buffer_engine.store.segments import SegmentWriter
+from buffer_engine.store.segments import FrameWriter
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Quarantine:
     """Reads of one store that survive damage."""
 
     def __init__(
-        self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: GuardedReader, blocks: KeyBlocks
+        self, catalog: Catalog, appender: Appender, writer: FrameWriter, reader: GuardedReader, blocks: KeyBlocks
     ) -> None:
         self._catalog = catalog
         self._register = Register(catalog, appender, writer)
@@ -43,7 +43,7 @@ class Quarantine:
         self._guard = threading.Lock()
 
     def batches(
-        self, connection: sqlite3.Connection, frames: Iterable[Frame], columns: Sequence[str] | None
+        self, connection: Connection, frames: Iterable[Frame], columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of the sound ones of `frames`; what is quarantined now is not read again."""
         held = quarantined_ids(connection)
@@ -72,9 +72,7 @@ class Quarantine:
             self.put(error.frame, str(error))
             raise self._refusal(error.frame, ids, places, str(error)) from error
 
-    def rows_found(
-        self, connection: sqlite3.Connection, places: Sequence[tuple[int, int]], spec: TableSpec
-    ) -> pa.Table:
+    def rows_found(self, connection: Connection, places: Sequence[tuple[int, int]], spec: TableSpec) -> pa.Table:
         """The rows at those of `places` whose frames are sound, in the order asked."""
         frames = frames_by_id(connection, (frame_id for frame_id, _ in places))
         left_out = quarantined_ids(connection) & frames.keys()
@@ -179,7 +177,7 @@ class Quarantine:
                 damaged = True
         return damaged
 
-    def _decisions(self, connection: sqlite3.Connection, ids: Sequence[str]) -> pa.Table:
+    def _decisions(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         places = self._blocks.about(connection, "decisions", ids)
         return only_about(self.rows_found(connection, places, DECISIONS), ids)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,6 +31,8 @@ from buffer_engine.store.segments import frame_checksum
 _DECODED_FRAMES = 4096
 _MOVES = 5
 _JOINED_BYTES = 256 << 20
+_MAPPED_BYTES = 64 << 10
+_FETCHED_FRAMES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class SegmentReader:
             CorruptSegmentError: the file is gone or shorter than the frame, or the bytes have changed.
         """
         if frame.format == "arrows":
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, CorruptSegmentError):  # `arrays` looks again, and says what is wrong
                 whole = self._hot(frame)
                 return whole if columns is None else whole.select(list(columns))
         schema = schema_of(TABLES[frame.table], columns)
@@ -72,6 +74,7 @@ class SegmentReader:
 
     def arrays(self, frame: Frame, columns: Sequence[str]) -> list[pa.Array]:
         """These columns of a frame; see `batch`."""
+        renewed = False
         for _ in range(_MOVES):
             try:
                 if frame.format == "parquet":
@@ -80,6 +83,10 @@ class SegmentReader:
                 return [whole.column(places[name]) for name in columns]
             except FileNotFoundError as error:
                 frame = self._moved(frame, error)
+            except CorruptSegmentError:
+                if renewed or not self._renewed(frame):
+                    raise
+                renewed = True  # only the copy on this machine may be bad
         raise CorruptSegmentError(
             f"{_place(self._layout, frame)}: the frame was moved {_MOVES} times while it was read"
         )
@@ -99,7 +106,7 @@ class SegmentReader:
         Raises:
             CorruptSegmentError: see `batch`; raised when the iteration reaches the frame.
         """
-        for run in self._runs(frames):
+        for run in self._runs(frames if self._files.in_place else self._fetched(frames)):
             if len(run) > 1:
                 whole = replace(run[0], length=sum(one.length for one in run), rows=sum(one.rows for one in run))
                 schema = schema_of(TABLES[whole.table], columns)
@@ -134,6 +141,20 @@ class SegmentReader:
         """Let go of maps of files that compaction has removed, so that their room on the disk is free."""
         with self._lock:
             self._forget_removed()
+
+    def fetch(self, frames: Iterable[Frame]) -> None:
+        """Have the files of these frames here, fetched side by side where they lie elsewhere."""
+        if not self._files.in_place:
+            with self._lock:
+                wanted = [frame.segment for frame in frames if frame.segment not in self._maps]
+            self._files.fetch([name for name in wanted if not self._cold.is_open(name)])
+
+    def _fetched(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+        """The frames, their files fetched ahead of whoever reads them."""
+        source = iter(frames)
+        while part := list(islice(source, _FETCHED_FRAMES)):
+            self.fetch(part)
+            yield from part
 
     def close(self) -> None:
         """Forget maps and batches; what callers still hold stays mapped until they let go."""
@@ -196,15 +217,15 @@ class SegmentReader:
         if mapped is not None and mapped.data.size >= end:
             return mapped
         path = self._files.local(frame.segment, at_least=end)
-        self._forget_removed()
+        if self._files.in_place:
+            self._forget_removed()
         if path.stat().st_size < end:
             raise CorruptSegmentError(
                 f"{_place(self._layout, frame)}: the file has {path.stat().st_size} bytes and the frame ends at {end}; "
                 "restore it from a copy"
             )
         with explained(path, "map a segment"):
-            file = pa.memory_map(str(path), "r")
-            data = file.read_buffer(file.size())
+            data = _bytes_of(path)
         head = data.slice(0, frame.head)
         if frame_checksum(memoryview(head)) != frame.head_xxh3:
             raise CorruptSegmentError(
@@ -221,17 +242,39 @@ class SegmentReader:
     def _forget_removed(self) -> None:
         gone = [name for name, mapped in self._maps.items() if not mapped.path.exists()] + self._cold.removed()
         if gone:
-            for name in gone:
-                self._maps.pop(name, None)
-            removed = set(gone)
-            for frame_id in [at for at, (name, _) in self._decoded.items() if name in removed]:
-                del self._decoded[frame_id]
-            self._cold.forget(gone)
+            self._forget(gone)
+
+    def _forget(self, names: Sequence[str]) -> None:
+        removed = set(names)
+        for name in removed:
+            self._maps.pop(name, None)
+        for frame_id in [at for at, (name, _) in self._decoded.items() if name in removed]:
+            del self._decoded[frame_id]
+        self._cold.forget(names)
+
+    def _renewed(self, frame: Frame) -> bool:
+        """Whether there is a fresh copy of a frame's file to read instead of the one whose bytes are wrong."""
+        try:
+            if not self._files.renew(frame.segment):
+                return False
+        except FileNotFoundError:
+            return True  # it was moved, or it is missing: the next look says which
+        with self._lock:
+            self._forget([frame.segment])
+        return True
 
 
 @cache
 def _places(table: str) -> dict[str, int]:
     return {name: at for at, name in enumerate(TABLES[table].schema.names)}
+
+
+def _bytes_of(path: Path) -> pa.Buffer:
+    # a process may have some 65,000 maps, and a store more small objects than that
+    if path.stat().st_size < _MAPPED_BYTES:
+        return pa.py_buffer(path.read_bytes())
+    file = pa.memory_map(str(path), "r")
+    return file.read_buffer(file.size())
 
 
 def _place(layout: StoreLayout, frame: Frame) -> str:
@@ -282,6 +325,7 @@ def rows_at(
     runs = list(_runs(places))
     if not runs:
         return schema.empty_table()
+    reader.fetch([frames[frame_id] for frame_id in dict.fromkeys(run[0] for run in runs)])
     found: dict[int, list[pa.Array]] = {}
     weight: dict[int, int] = {}
     for frame_id, _, _ in runs:

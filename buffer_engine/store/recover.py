@@ -26,7 +26,8 @@ from buffer_engine.store.base import Durability, Finding
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.layout import StoreLayout
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 from buffer_engine.store.past_batches import BatchReport, last_manifests, restore_batches
 from buffer_engine.store.salvage import Salvaged, salvage
 from buffer_engine.store.segment_scan import DamagedPart, FoundFrame, Listing, scan_segment

@@ -7,7 +7,6 @@ Every refusal is in the receipt and, as an event, in the store: one transaction 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -19,6 +18,7 @@ from buffer_engine.schema import EVENTS, TableSpec
 from buffer_engine.store import index
 from buffer_engine.store.admission import ABOUT_ROLLOUTS
 from buffer_engine.store.base import RefusedRow
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.staging import Staged
 from buffer_engine.store.validate import check_columns, conform, row_label
 
@@ -65,7 +65,7 @@ class Refusals:
         """Refuse a row whose key an earlier row of the append has, with other content."""
         self._unfit.append(_found(part, row, error.label, error.field, error.reason))
 
-    def without_dangling(self, connection: sqlite3.Connection, staged: Sequence[Staged]) -> list[Staged]:
+    def without_dangling(self, connection: Connection, staged: Sequence[Staged]) -> list[Staged]:
         """The parts without the rows about rollouts that are neither stored nor among them."""
         arriving = {key[0] for part in staged if part.spec.name == "rollouts" for key in part.keys}
         left: list[Staged] = []

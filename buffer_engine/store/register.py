@@ -6,7 +6,6 @@ can see why. When the frame is sound again, those verdicts are undone by new one
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,21 +15,22 @@ import pyarrow as pa
 from buffer_engine.schema import DECISIONS, EVENTS
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog, current_version, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.index import STATUS_OF_VERDICT
 from buffer_engine.store.reading import Frame
-from buffer_engine.store.segments import SegmentWriter
+from buffer_engine.store.segments import FrameWriter
 
 _RESTORED = {"kept": "keep", "held": "hold", "new": "release"}
 """Verdict that brings a status back."""
 
-ReadDecisions = Callable[[sqlite3.Connection, Sequence[str]], pa.Table]
+ReadDecisions = Callable[[Connection, Sequence[str]], pa.Table]
 """Readable verdicts about rollouts, in order of commit."""
 
 
 class Register:
     """The list of damaged frames of one store, for writing."""
 
-    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter) -> None:
+    def __init__(self, catalog: Catalog, appender: Appender, writer: FrameWriter) -> None:
         self._catalog = catalog
         self._appender = appender
         self._writer = writer
@@ -96,7 +96,7 @@ class Register:
         return True
 
     def _verdicts_before(
-        self, connection: sqlite3.Connection, frame: Frame, read_decisions: ReadDecisions
+        self, connection: Connection, frame: Frame, read_decisions: ReadDecisions
     ) -> list[tuple[str, str, str, str]]:
         """(rollout, run, verdict, detail) that undo the store's own rejections, where no later verdict came."""
         runs = {one: run for one, run, _ in _rows_in(connection, frame, "status = 'rejected'")}
@@ -117,13 +117,13 @@ class Register:
             if last[one] == ("reject", "damaged") and status in _RESTORED
         ]
 
-    def _append(self, connection: sqlite3.Connection, version: int, events: pa.Table, decisions: pa.Table) -> None:
+    def _append(self, connection: Connection, version: int, events: pa.Table, decisions: pa.Table) -> None:
         given = {name: rows for name, rows in (("events", events), ("decisions", decisions)) if rows.num_rows}
         fresh = self._appender.select_new(connection, self._appender.stage(given))
         self._appender.record(connection, version, fresh, self._appender.write(fresh, may_roll=False))
 
 
-def _rows_in(connection: sqlite3.Connection, frame: Frame, where: str) -> list[tuple[str, str, str]]:
+def _rows_in(connection: Connection, frame: Frame, where: str) -> list[tuple[str, str, str]]:
     if frame.table != "rollouts":
         return []
     return connection.execute(
@@ -132,7 +132,7 @@ def _rows_in(connection: sqlite3.Connection, frame: Frame, where: str) -> list[t
     ).fetchall()
 
 
-def _events(connection: sqlite3.Connection, frame: Frame, kind: str, message: str, now: float) -> pa.Table:
+def _events(connection: Connection, frame: Frame, kind: str, message: str, now: float) -> pa.Table:
     """One event for each run that may miss rows."""
     if frame.table == "rollouts":
         query = "SELECT run_id, count(*) FROM index_rollouts WHERE frame_id = ? GROUP BY run_id ORDER BY run_id"
@@ -161,7 +161,7 @@ def _verdicts(rows: Sequence[tuple[str, str, str, str]], reason: str, pass_id: s
     return pa.Table.from_pylist(given, schema=DECISIONS.schema)
 
 
-def _read_again(connection: sqlite3.Connection, frame: Frame) -> None:
+def _read_again(connection: Connection, frame: Frame) -> None:
     """Have policies read a frame of a narrow table that they passed over."""
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'reader_sources'").fetchone()
     if known is not None:

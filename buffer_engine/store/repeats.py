@@ -6,7 +6,6 @@ last word. Keys in blocks and those of heavy rows are looked up in any case.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from buffer_engine.errors import KeyConflictError
 from buffer_engine.schema import TableSpec
 from buffer_engine.store import index
 from buffer_engine.store.admission import ABOUT_ROLLOUTS
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.keyblocks import KeyBlocks
 from buffer_engine.store.reading import SegmentReader, frames_by_id, rows_at
@@ -32,7 +32,7 @@ class Repeats:
         self._reader = reader
         self._blocks = blocks
 
-    def new_rows(self, connection: sqlite3.Connection, part: Staged, *, look_up: bool, conflict: OnConflict) -> Staged:
+    def new_rows(self, connection: Connection, part: Staged, *, look_up: bool, conflict: OnConflict) -> Staged:
         """The rows of `part` that are not stored, or (without `look_up`) are not known to be."""
         if not part.spec.key:
             return part
@@ -48,9 +48,7 @@ class Repeats:
                     conflict(conflict_between(part.spec, before, now, "stored already"), part, row)
         return part.only([row for row in range(part.batch.num_rows) if row not in known])
 
-    def _in_index(
-        self, connection: sqlite3.Connection, part: Staged, look_up: bool
-    ) -> dict[int, tuple[index.Place, bytes]]:
+    def _in_index(self, connection: Connection, part: Staged, look_up: bool) -> dict[int, tuple[index.Place, bytes]]:
         keys = part.keys
         # a repeat of a whole append shows in its first row or its last
         ends = list(dict.fromkeys([keys[0], keys[-1]]))
@@ -59,7 +57,7 @@ class Repeats:
         stored = index.stored(connection, part.spec, keys)
         return {row: stored[key] for row, key in enumerate(keys) if key in stored} if stored else {}
 
-    def _in_blocks(self, connection: sqlite3.Connection, part: Staged) -> dict[int, tuple[index.Place, bytes]]:
+    def _in_blocks(self, connection: Connection, part: Staged) -> dict[int, tuple[index.Place, bytes]]:
         found, part.looked_in = self._blocks.find(connection, part.spec.name, part.prints)
         if not found:
             return {}

@@ -8,7 +8,6 @@ compared, not copied.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 from buffer_engine.errors import StoreError
 from buffer_engine.store.append import Appender
 from buffer_engine.store.catalog import Catalog, current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.reading import SegmentReader, frames_of
 
 _TEXT, _WHOLE, _REAL = pa.string(), pa.int64(), pa.float64()
@@ -146,10 +146,10 @@ class Replica:
                 raise StoreError(f"{name} came out differently: {_difference(got, wanted)}")
 
 
-def _ends_at(version: int) -> Callable[[sqlite3.Connection], None]:
+def _ends_at(version: int) -> Callable[[Connection], None]:
     """A transaction after which the store is at `version`, whatever it counted itself."""
 
-    def inside(connection: sqlite3.Connection) -> None:
+    def inside(connection: Connection) -> None:
         connection.execute("UPDATE meta SET value = ? WHERE key = 'version'", (version,))
 
     return inside

@@ -6,7 +6,6 @@ repeat that finds its rows again, verdicts and reservation together, nothing whe
 
 from __future__ import annotations
 
-import sqlite3
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -16,13 +15,14 @@ from buffer_engine.schema import TABLES
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy, Reservation
 from buffer_engine.store.catalog import Catalog, next_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.history import note_batch
 from buffer_engine.store.policies.choosing import Choice, choose
 from buffer_engine.store.policies.facts import Facts
 from buffer_engine.store.policies.limiting import first_time, too_far_ahead
 from buffer_engine.store.policies.picking import recall, remember
 from buffer_engine.store.reading import SegmentReader
-from buffer_engine.store.segments import SegmentWriter
+from buffer_engine.store.segments import FrameWriter
 
 _Row = dict[str, object]
 _CACHE_KIB = 32 * 1024
@@ -32,7 +32,7 @@ _CACHE_KIB = 32 * 1024
 class Reserver:
     """Reservations of one store."""
 
-    def __init__(self, catalog: Catalog, appender: Appender, writer: SegmentWriter, reader: SegmentReader) -> None:
+    def __init__(self, catalog: Catalog, appender: Appender, writer: FrameWriter, reader: SegmentReader) -> None:
         self._catalog = catalog
         self._appender = appender
         self._writer = writer
@@ -98,9 +98,7 @@ class Reserver:
                 note_batch(connection, version, batch_id)
                 return Reservation(batch_id, run_id, ids, model_version, expires_at, tuple(choice.weights))
 
-    def _append(
-        self, connection: sqlite3.Connection, version: int, tables: dict[str, list[_Row]], common: _Row
-    ) -> None:
+    def _append(self, connection: Connection, version: int, tables: dict[str, list[_Row]], common: _Row) -> None:
         """Append rows in this transaction, with those of the columns `common` that their table has."""
         given: dict[str, pa.Table] = {}
         for name, rows in tables.items():
@@ -113,13 +111,13 @@ class Reserver:
             self._appender.record(connection, version, fresh, self._appender.write(fresh, may_roll=False))
 
 
-def free(connection: sqlite3.Connection, batch_id: str) -> None:
+def free(connection: Connection, batch_id: str) -> None:
     """Give a batch's rows back, inside the caller's transaction."""
     connection.execute("UPDATE index_rollouts SET reserved_by = NULL WHERE reserved_by = ?", (batch_id,))
     connection.execute("UPDATE batches SET status = 'released' WHERE batch_id = ?", (batch_id,))
 
 
-def reserved_rows(connection: sqlite3.Connection, batch_id: str) -> tuple[str, ...]:
+def reserved_rows(connection: Connection, batch_id: str) -> tuple[str, ...]:
     """Rows that a batch holds, in reading order."""
     found = connection.execute(
         "SELECT experience_id FROM index_rollouts WHERE reserved_by = ? "
@@ -129,7 +127,7 @@ def reserved_rows(connection: sqlite3.Connection, batch_id: str) -> tuple[str, .
     return tuple(row[0] for row in found)
 
 
-def _free_expired(connection: sqlite3.Connection, now: float) -> list[str]:
+def _free_expired(connection: Connection, now: float) -> list[str]:
     expired = connection.execute(
         "SELECT batch_id FROM batches WHERE status = 'reserved' AND expires_at <= ?", (now,)
     ).fetchall()
@@ -139,7 +137,7 @@ def _free_expired(connection: sqlite3.Connection, now: float) -> list[str]:
 
 
 def _held_by(
-    connection: sqlite3.Connection, batch_id: str, run_id: str, model_version: int, freed: list[str]
+    connection: Connection, batch_id: str, run_id: str, model_version: int, freed: list[str]
 ) -> tuple[tuple[str, ...], tuple[float, ...]] | None:
     """Rows and weights of a live reservation of this very batch; None when there is none to continue.
 
@@ -168,7 +166,7 @@ def _held_by(
     return None
 
 
-def _take(connection: sqlite3.Connection, policy: ReadPolicy, choice: Choice, batch_id: str) -> tuple[str, ...]:
+def _take(connection: Connection, policy: ReadPolicy, choice: Choice, batch_id: str) -> tuple[str, ...]:
     ids = tuple(row.experience_id for row in choice.rows)
     connection.executemany(
         "UPDATE index_rollouts SET reserved_by = ? WHERE experience_id = ?", [(batch_id, one) for one in ids]

@@ -30,7 +30,7 @@ def hold_run(path: Path, run_id: str) -> Generator[None]:
     mine = (os.getpid(), path.absolute())
     with _here_lock:
         if mine in _here:
-            raise _busy(run_id, str(os.getpid()))
+            raise busy(run_id, str(os.getpid()))
         _here.add(mine)
     try:
         with explained(path, f"lock run {run_id!r}"):
@@ -40,7 +40,7 @@ def hold_run(path: Path, run_id: str) -> Generator[None]:
             try:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise _busy(run_id, os.pread(handle, 32, 0).decode().strip() or "unknown") from error
+                raise busy(run_id, os.pread(handle, 32, 0).decode().strip() or "unknown") from error
             with explained(path, f"lock run {run_id!r}"):
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -52,7 +52,8 @@ def hold_run(path: Path, run_id: str) -> Generator[None]:
             _here.discard(mine)
 
 
-def _busy(run_id: str, pid: str) -> StoreBusyError:
+def busy(run_id: str, holder: str) -> StoreBusyError:
+    """The error for a run that `holder` (a pid, with a host where several machines share the store) is running."""
     return StoreBusyError(
-        f"run {run_id!r} is being run by process {pid}; wait for it, stop it, or start a run with another name"
+        f"run {run_id!r} is being run by process {holder}; wait for it, stop it, or start a run with another name"
     )

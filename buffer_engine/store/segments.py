@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 import xxhash
@@ -20,6 +22,7 @@ from buffer_engine.errors import StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import Durability
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.faults import explained
 from buffer_engine.store.layout import new_writer_id, segment_name
 from buffer_engine.store.writeback import start_writeback
@@ -52,6 +55,38 @@ def frame_checksum(data: memoryview) -> int:
     """XXH3-64 of a frame as the signed integer that SQLite stores."""
     digest = xxhash.xxh3_64_intdigest(data)
     return digest - (1 << 64) if digest >= 1 << 63 else digest
+
+
+class FrameWriter(Protocol):
+    """Writes frames somewhere; `SegmentWriter` into files that grow, `ObjectWriter` into objects."""
+
+    def ensure(self, table: str, *, room: int = 0) -> None:
+        """Make ready to write a frame of `table` inside a catalog transaction."""
+        ...
+
+    def write(self, table: str, batch: pa.RecordBatch, *, may_roll: bool = True) -> FrameRef:
+        """Write one record batch; `may_roll=False` inside a catalog transaction, after `ensure`."""
+        ...
+
+    def start_sync(self) -> None:
+        """Begin what `sync` will wait for."""
+        ...
+
+    def sync(self) -> None:
+        """Return when every frame written since the last call is durable."""
+        ...
+
+    def listed(self, connection: Connection, frames: Sequence[FrameRef]) -> list[FrameRef]:
+        """The frames with segments that the catalog knows, inside the transaction that lists them."""
+        ...
+
+    def abandon(self, frames: Sequence[FrameRef]) -> None:
+        """Frames whose transaction was rolled back for certain; they will not be listed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
 
 
 class _Segment:
@@ -115,11 +150,10 @@ class SegmentWriter:
         name = segment_name(table, self._writer_id, self._count)
         head = memoryview(TABLES[table].schema.serialize())
         with self._catalog.transaction(f"begin a segment of {table}") as connection:
-            connection.execute(
-                "INSERT INTO segments (tbl, name, writer, head, head_xxh3) VALUES (?, ?, ?, ?, ?)",
+            ((segment_id,),) = connection.execute(
+                "INSERT INTO segments (tbl, name, writer, head, head_xxh3) VALUES (?, ?, ?, ?, ?) RETURNING segment_id",
                 (table, name, self._writer_id, len(head), frame_checksum(head)),
-            )
-            (segment_id,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+            ).fetchall()
         path = self._layout.segment(name)
         with explained(path, "begin a segment"):
             made = not path.parent.exists()
@@ -169,6 +203,13 @@ class SegmentWriter:
         """Make every frame written since the last call durable against loss of power (durability `power` only)."""
         for table in sorted(self._dirty):
             self._sync_one(table)
+
+    def listed(self, connection: Connection, frames: Sequence[FrameRef]) -> list[FrameRef]:
+        """The frames as the catalog may list them: their segments are in it since before the files were made."""
+        return list(frames)
+
+    def abandon(self, frames: Sequence[FrameRef]) -> None:
+        """Nothing: what is in a file stays there, unlisted."""
 
     def close(self) -> None:
         """Close the files; a later write begins new ones."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
+from pathlib import Path
 
 import pyarrow.compute as pc
 
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import Durability, StoreInfo
 from buffer_engine.store.catalog import current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.damage import quarantined_frames
+from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.frames import frames_of
-from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.reading import SegmentReader
 
 _HOT = (
@@ -26,7 +27,13 @@ _COLD = (
 
 
 def store_info(
-    layout: StoreLayout, connection: sqlite3.Connection, reader: SegmentReader, durability: Durability, *, tokens: bool
+    path: Path,
+    connection: Connection,
+    files: SegmentFiles,
+    reader: SegmentReader,
+    durability: Durability,
+    *,
+    tokens: bool,
 ) -> StoreInfo:
     """See `LocalStore.info`."""
     rows: dict[str, int] = dict(
@@ -35,9 +42,8 @@ def store_info(
     hot: dict[str, int] = dict(connection.execute(_HOT).fetchall())
     cold: dict[str, int] = dict(connection.execute(_COLD).fetchall())
     retired = connection.execute("SELECT name FROM segments WHERE retired_at IS NOT NULL").fetchall()
-    paths = [layout.segment(name) for (name,) in retired]
     return StoreInfo(
-        path=layout.root,
+        path=path,
         schema_version=SCHEMA_VERSION,
         version=current_version(connection),
         durability=durability,
@@ -46,12 +52,12 @@ def store_info(
         runs=tuple(row[0] for row in connection.execute("SELECT run_id FROM runs ORDER BY run_id")),
         quarantined=tuple(quarantined_frames(connection)),
         cold_bytes=cold,
-        retired_bytes=sum(path.stat().st_blocks * 512 for path in paths if path.exists()),
+        retired_bytes=files.bytes_of([name for (name,) in retired]),
         trainable_tokens=_trainable(connection, reader) if tokens else None,
     )
 
 
-def _trainable(connection: sqlite3.Connection, reader: SegmentReader) -> int:
+def _trainable(connection: Connection, reader: SegmentReader) -> int:
     """Tokens that may train: true elements of the masks, which are all that is decoded of a Parquet file.
 
     Damaged frames do not count: they are listed as such beside this number.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime
@@ -10,11 +9,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from buffer_engine.schema import BATCH_STATE, QUARANTINE, ROLLOUT_STATE
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.damage import quarantined_frames
 from buffer_engine.store.history import BatchEntry
 
 
-def rollout_state(connection: sqlite3.Connection, run_id: str | None, status: str | None) -> pa.Table:
+def rollout_state(connection: Connection, run_id: str | None, status: str | None) -> pa.Table:
     """See `ExperienceStore.rollout_state`."""
     names: list[str] = ROLLOUT_STATE.names
     found = connection.execute(
@@ -25,7 +25,7 @@ def rollout_state(connection: sqlite3.Connection, run_id: str | None, status: st
     return _table(found.fetchall(), ROLLOUT_STATE)
 
 
-def batch_state(connection: sqlite3.Connection) -> pa.Table:
+def batch_state(connection: Connection) -> pa.Table:
     """See `ExperienceStore.batch_state`."""
     found = connection.execute(
         "SELECT batch_id, run_id, status, step, rows, reserved_at, committed_at FROM batches "
@@ -43,7 +43,7 @@ def batch_state_of(entries: Iterable[BatchEntry]) -> pa.Table:
     return _table(rows, BATCH_STATE)
 
 
-def quarantine(connection: sqlite3.Connection) -> pa.Table:
+def quarantine(connection: Connection) -> pa.Table:
     """See `ExperienceStore.quarantine`."""
     found = quarantined_frames(connection)
     return _table([(*astuple(one)[:5], _moment(one.found_at), one.message) for one in found], QUARANTINE)

@@ -6,7 +6,6 @@ Findings are reported, never raised, and one damaged frame does not end the sear
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
@@ -17,10 +16,12 @@ from buffer_engine.schema import TABLES, TableSpec
 from buffer_engine.store import audit, index, keyblocks, ledger
 from buffer_engine.store.base import Finding
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.connection import Connection, stream
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.damage import quarantined_ids
+from buffer_engine.store.files import SegmentFiles
 from buffer_engine.store.layout import StoreLayout
-from buffer_engine.store.media import LocalMediaFiles, MediaAudit
+from buffer_engine.store.media import MediaAudit, MediaFiles
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
 
@@ -31,24 +32,26 @@ Indexed = tuple[int, index.Key, bytes]
 class Verifier:
     """One pass over a store, with maps of its own so that every frame is read and hashed again."""
 
-    def __init__(self, layout: StoreLayout, catalog: Catalog) -> None:
+    def __init__(self, layout: StoreLayout, catalog: Catalog, files: SegmentFiles, media: MediaFiles) -> None:
         self._layout = layout
+        self._files = files
         self._catalog = catalog
         self._connection = catalog.read()
-        self._reader = SegmentReader(layout, catalog)
+        self._reader = SegmentReader(layout, catalog, files)
         self._book = ledger.Ledger()
         self._held: set[int] = set()
-        self._media = MediaAudit(LocalMediaFiles(layout.root))
+        self._media = MediaAudit(media)
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
-        files = self._layout.segment_files()  # before the snapshot: a segment begun later is then in neither
+        files = self._files.names()  # before the snapshot: a segment begun later is then in neither
         with self._catalog.snapshot():
             self._held = quarantined_ids(self._connection)
-            found = list(_readable("the catalog's pages", _catalog_findings(self._connection)))
-            found += _readable("the catalog's shape", audit.shape_findings(self._connection))
+            found = list(_readable("the catalog's pages", _page_findings(self._catalog, self._connection)))
+            if not self._catalog.shared:  # a server watches over its tables itself
+                found += _readable("the catalog's shape", audit.shape_findings(self._connection))
             found += _readable("the catalog against itself", audit.catalog_findings(self._connection))
-            found += _readable("the files", _file_findings(self._connection, self._layout, files))
+            found += _readable("the files", self._file_findings(files))
             for spec in TABLES.values():
                 found += _readable(spec.name, self._table_findings(spec))
             found += _readable("the accounts", self._book.findings(self._connection))
@@ -56,12 +59,28 @@ class Verifier:
         self._reader.close()
         return found
 
+    def _file_findings(self, files: list[str]) -> Iterator[Finding]:
+        known = _listed(self._connection)
+        unknown = [name for name in files if name not in known]
+        if not unknown:
+            return
+        # one that compaction removed since it was seen is none, nor an object that was put before the snapshot and
+        # listed after it
+        there = set(self._files.names())
+        with self._catalog.fresh() as connection:
+            known = _listed(connection)
+        for name in unknown:
+            if name in there and name not in known:
+                yield Finding(
+                    "orphan", f"segments/{name}", "the catalog does not know this file; nothing in it is visible"
+                )
+
     def _table_findings(self, spec: TableSpec) -> Iterator[Finding]:
         indexed = _index_by_frame(self._connection, spec)
         try:
             expected = next(indexed, None)
         except CorruptSegmentError as error:  # a block of keys
-            yield Finding("catalog", "catalog.sqlite", str(error))
+            yield Finding("catalog", self._catalog.called, str(error))
             expected = None
         for frame in frames_of(self._connection, spec.name):
             while expected is not None and expected[0] < frame.frame_id:
@@ -82,8 +101,7 @@ class Verifier:
             batch = self._reader.batch(frame)
         except CorruptSegmentError as error:
             self._book.damaged.add(spec.name)
-            path = self._layout.segment(frame.segment)
-            whole = path.exists() and path.stat().st_size >= frame.offset + frame.length
+            whole = _is_whole(self._files, frame)
             known = " (in quarantine: reads go on without it)" if frame.frame_id in self._held else ""
             yield Finding("checksum" if whole else "torn", where, f"{error}{known}")
             return
@@ -144,7 +162,18 @@ def _looked_up(spec: TableSpec) -> tuple[str, ...]:
     return (*spec.key, *more.get(spec.name, ()))
 
 
-def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
+def _listed(connection: Connection) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT name FROM segments").fetchall()}
+
+
+def _is_whole(files: SegmentFiles, frame: Frame) -> bool:
+    try:
+        return files.local(frame.segment).stat().st_size >= frame.offset + frame.length
+    except FileNotFoundError:
+        return False
+
+
+def _index_by_frame(connection: Connection, spec: TableSpec) -> Iterator[tuple[int, list[Indexed]]]:
     if not spec.key:
         return
     if spec.name in keyblocks.BLOCKED:
@@ -152,14 +181,15 @@ def _index_by_frame(connection: sqlite3.Connection, spec: TableSpec) -> Iterator
             yield frame_id, [(row[1], tuple(row[2:]), b"") for row in rows]
         return
     columns = [*_looked_up(spec), *(["failed"] if spec.name == "rollouts" else [])]
-    found = connection.execute(
-        f"SELECT frame_id, row, content, {', '.join(columns)} FROM index_{spec.name} ORDER BY frame_id, row"
+    found = stream(
+        connection,
+        f"SELECT frame_id, row, content, {', '.join(columns)} FROM index_{spec.name} ORDER BY frame_id, row",
     )
     for frame_id, rows in groupby(found, key=lambda row: row[0]):
         yield frame_id, [(row[1], tuple(row[3:]), row[2]) for row in rows]
 
 
-def _erased(connection: sqlite3.Connection, batch: pa.RecordBatch) -> dict[int, int]:
+def _erased(connection: Connection, batch: pa.RecordBatch) -> dict[int, int]:
     """Rows of a frame whose payload was erased, by place, with the tokens that they still have."""
     ids: list[str] = batch.column("experience_id").to_pylist()
     found = connection.execute(
@@ -175,10 +205,9 @@ def _lost_rows(spec: TableSpec, expected: tuple[int, list[Indexed]]) -> Finding:
     return Finding("catalog", spec.name, f"{len(rows)} indexed rows lie in frame {frame_id}, which the catalog lacks")
 
 
-def _catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
-    for (message,) in connection.execute("PRAGMA integrity_check(10)").fetchall():
-        if message != "ok":
-            yield Finding("catalog", "catalog.sqlite", message)
+def _page_findings(catalog: Catalog, connection: Connection) -> Iterator[Finding]:
+    for message in catalog.problems():
+        yield Finding("catalog", catalog.called, message)
     for tbl, segment_id in connection.execute(
         "SELECT DISTINCT tbl, segment_id FROM frames WHERE segment_id NOT IN (SELECT segment_id FROM segments)"
     ).fetchall():
@@ -192,11 +221,3 @@ def _catalog_findings(connection: sqlite3.Connection) -> Iterator[Finding]:
         yield Finding(
             "catalog", f"segments/{name}@{offset}", f"frame {frame_id} begins before {before}, inside another"
         )
-
-
-def _file_findings(connection: sqlite3.Connection, layout: StoreLayout, files: list[str]) -> Iterator[Finding]:
-    known = {row[0] for row in connection.execute("SELECT name FROM segments")}
-    for name in files:
-        # one that compaction removed since it was seen is none
-        if name not in known and layout.segment(name).exists():
-            yield Finding("orphan", f"segments/{name}", "the catalog does not know this file; nothing in it is visible")

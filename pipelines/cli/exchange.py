@@ -20,7 +20,8 @@ from buffer_engine.exchange.sources import find_files
 from buffer_engine.exchange.trinity import import_trinity
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import Partition
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import logs, print_text
 from pipelines.cli.opening import require_store
 from pipelines.progress import Progress

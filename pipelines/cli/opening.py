@@ -10,7 +10,7 @@ import typer
 
 from buffer_engine.errors import UsageError
 from buffer_engine.inspect import Inspection, StoreAt, connect_store, connect_stores
-from buffer_engine.store.layout import CATALOG
+from buffer_engine.store.layout import CATALOG, is_store
 
 Tokenizer = Annotated[
     Path | None,
@@ -27,7 +27,7 @@ def require_store(folder: Path) -> Path:
     """
     if not folder.exists():
         raise UsageError(f"{folder}: there is no store here; name the folder that a run writes (`store.path`)")
-    if not (folder / CATALOG).is_file():
+    if not is_store(folder):
         raise UsageError(
             f"{folder}: not a store ({CATALOG} is missing); name the folder that a run writes (`store.path`)"
         )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from buffer_engine.errors import StoreError, UsageError
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import result_table

@@ -9,7 +9,7 @@ import typer
 
 from buffer_engine.errors import UsageError, did_you_mean
 from buffer_engine.scoring import ScoreSource, add_scores
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import logs, print_text
 from pipelines.cli.opening import require_store
 from pipelines.lineage.score_files import read_scores

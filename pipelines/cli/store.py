@@ -15,7 +15,7 @@ from buffer_engine.errors import StoreError
 from buffer_engine.inspect import connect_store
 from buffer_engine.store.base import ExperienceStore, Finding, QuarantinedFrame, StoreInfo
 from buffer_engine.store.layout import CATALOG
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from buffer_engine.store.recover import recover_store
 from pipelines.cli import exchange
 from pipelines.cli.console import print_text, results

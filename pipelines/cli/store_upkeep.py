@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from buffer_engine.errors import CorruptSegmentError, UsageError, did_you_mean
 from buffer_engine.store.compact import GRACE_SECONDS
 from buffer_engine.store.erase import EraseRule, Erasure
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import logs, print_text
 from pipelines.cli.opening import require_store
 from pipelines.retention import AGE, parse_age, replayed_after

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from buffer_engine.errors import UsageError
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import cell_text, render_result

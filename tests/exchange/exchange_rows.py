@@ -8,7 +8,8 @@ from pathlib import Path
 from store_rows import decisions, rollout, score, table, task
 
 from buffer_engine.schema import TABLES
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
 from fixture_store import fill

@@ -22,7 +22,7 @@ from buffer_engine.exchange.relations import Extraction, Selection
 from buffer_engine.schema import SCHEMA_VERSION, TABLES
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.erase import EraseRule
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ _WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from store_rows import rollouts, decisions
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 with open_store(sys.argv[1], durability="process") as store:
     number = 0
     while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from exchange_rows import assert_equal_stores, make_dialogues, make_store
 
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.main import run_command
 
 Said = Callable[..., tuple[str, str]]

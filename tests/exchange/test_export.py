@@ -24,7 +24,7 @@ from buffer_engine.exchange.relations import Extraction, Selection, every_table
 from buffer_engine.exchange.shapes import Shape
 from buffer_engine.inspect import QueryError
 from buffer_engine.schema import ROLLOUTS, TABLES
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -268,7 +268,7 @@ import sys
 from pathlib import Path
 from buffer_engine.exchange.export import export
 from buffer_engine.exchange.relations import Extraction, Selection
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 with open_store(sys.argv[1], read_only=True) as store, Extraction(store) as extraction:
     export(
         extraction, Path(sys.argv[2]), [Selection("rollouts", "table")], format="jsonl",

@@ -21,7 +21,8 @@ from buffer_engine.exchange.incoming import Importer, ImportReceipt, OnInvalid
 from buffer_engine.exchange.relations import Extraction, Selection, every_table
 from buffer_engine.exchange.sources import find_files
 from buffer_engine.schema import TABLES
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 
 ALONE = [name for name in TABLES if name not in ("batches", "batch_rows", "token_stats", "erasures")]
 

@@ -14,7 +14,8 @@ from buffer_engine.errors import ExchangeError, UsageError
 from buffer_engine.exchange.export import ExportReceipt, export
 from buffer_engine.exchange.relations import Extraction
 from buffer_engine.exchange.shapes import Shape
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 
 
 def shaped(store: LocalStore, folder: Path, shape: Shape) -> tuple[list[dict[str, Any]], ExportReceipt]:

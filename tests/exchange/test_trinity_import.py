@@ -25,7 +25,8 @@ from buffer_engine.exchange.pickle_tree import Name, UnreadablePickle, plain, re
 from buffer_engine.exchange.trinity import import_trinity
 from buffer_engine.exchange.trinity_payload import read_payload, read_safetensors
 from buffer_engine.inspect import connect_store
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("trinity-rft-*.db"))
 

@@ -341,7 +341,7 @@ def test_turns_of_a_real_model_merge_by_ids_and_their_logprobs_stay_exact(tiny_m
 
 
 def test_a_store_takes_rows_of_every_kind_and_a_repeat_changes_nothing(tmp_path: Path):
-    from buffer_engine.store.local import open_store
+    from buffer_engine.store.opening import open_store
     from explorers.task_rows import tasks_table
 
     async def play(task: Task, chat: Any) -> Outcome:

@@ -21,7 +21,7 @@ from inspect_sample import ROWS, TOKEN_STATS_ROWS
 from buffer_engine.inspect import connect
 from buffer_engine.schema import TABLES
 from buffer_engine.store.base import ReadPolicy
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.cli.console import results
 from pipelines.cli.main import run_command
 from pipelines.cli.rendering import cell_text, plain_value, render_result

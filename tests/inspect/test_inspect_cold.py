@@ -17,7 +17,8 @@ from buffer_engine.inspect.source import StoreSource
 from buffer_engine.schema import TABLES
 from buffer_engine.store.erase import EraseRule
 from buffer_engine.store.layout import SEARCH_INDEX
-from buffer_engine.store.local import LocalStore, open_store
+from buffer_engine.store.local import LocalStore
+from buffer_engine.store.opening import open_store
 
 QUESTIONS = [
     "FROM rollouts",

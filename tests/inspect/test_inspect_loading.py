@@ -19,7 +19,7 @@ from buffer_engine.inspect.loading import PIECE_ROWS
 from buffer_engine.inspect.relations import PAYLOAD, RELATIONS, narrow_columns, read_by
 from buffer_engine.inspect.source import Payload, TablesSource
 from buffer_engine.schema import TABLES
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 QUESTIONS = [
     *(f"FROM {name}" for name in views()),

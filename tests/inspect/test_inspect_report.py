@@ -14,7 +14,7 @@ from rich.console import Console
 
 from buffer_engine.errors import UsageError
 from buffer_engine.schema import TABLES
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 from pipelines.report import split_gain, text_report, write_reward_plot
 from pipelines.reward_plot import reward_figure
 

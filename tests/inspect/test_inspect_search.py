@@ -19,7 +19,7 @@ from inspect_sample import PROMPTS, ROWS, at, message, rollout, sample_tables
 from buffer_engine.inspect import Inspection, QueryError, StoreAt, connect, connect_store, connect_stores
 from buffer_engine.schema import TABLES
 from buffer_engine.store.layout import SEARCH_INDEX
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 HERE = Path(__file__).parent
 
@@ -213,7 +213,7 @@ WRITER = textwrap.dedent(
     sys.path[:0] = sys.argv[2:]
     import pyarrow as pa
     from buffer_engine.schema import TABLES
-    from buffer_engine.store.local import open_store
+    from buffer_engine.store.opening import open_store
     from test_inspect_search import append, says
 
     append(sys.argv[1], says("w0-0", "word"))

@@ -15,7 +15,7 @@ from inspect_sample import ROWS, score
 from buffer_engine.errors import StoreError
 from buffer_engine.inspect import connect_store
 from buffer_engine.schema import TABLES
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 HERE = Path(__file__).parent
 
@@ -91,7 +91,7 @@ WRITER = textwrap.dedent(
     import pyarrow as pa
     from inspect_sample import ROWS, decision, operator_run, rollout, score
     from buffer_engine.schema import TABLES
-    from buffer_engine.store.local import open_store
+    from buffer_engine.store.opening import open_store
 
     def table(name, rows):
         return pa.Table.from_pylist(rows, schema=TABLES[name].schema)

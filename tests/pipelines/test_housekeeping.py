@@ -139,7 +139,7 @@ def test_a_turn_comes_every_so_many_steps_and_at_the_end(store: LocalStore) -> N
 
 
 def test_somebody_else_compacting_is_noted_and_does_not_stop_the_run(store: LocalStore) -> None:
-    with hold_compaction(store._layout), housekeeper(store) as keeper:
+    with hold_compaction(store._catalog), housekeeper(store) as keeper:
         keeper.after_step(1)
     kinds = store.table("events").column("kind").to_pylist()
     assert set(kinds) == {"housekeeping_left_out"}

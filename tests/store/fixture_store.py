@@ -15,7 +15,7 @@ from store_rows import WHEN, decisions, manifest, model, rollout, score, table, 
 
 from buffer_engine.schema import SCHEMA_VERSION
 from buffer_engine.store.base import ReadPolicy
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 
 RUN = "run"
 

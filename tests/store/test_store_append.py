@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from backends import open_store
 from store_rows import decision, decisions, rollout, rollouts, score, table, task
 
 from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError, StoreError
 from buffer_engine.schema import TABLES
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 LATER = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from backends import only_local, open_store
 from store_rows import child_environment, decisions, manifest, rollouts, score, table
 
 from buffer_engine.errors import StoreError, StoreFullError
-from buffer_engine.store import BackPressure, LocalStore, open_store
+from buffer_engine.store import BackPressure, LocalStore
 from buffer_engine.store.base import ReadPolicy
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture
@@ -132,6 +135,7 @@ def test_writer_processes_wait_for_a_consumer_and_nothing_is_lost(path: Path) ->
         assert store.verify() == []
 
 
+@only_local("a plan of SQLite")
 def test_counting_walks_an_index_and_no_further_than_the_bound(store: LocalStore) -> None:
     with sqlite3.connect(store.path / "catalog.sqlite") as connection:
         plan = connection.execute(

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from backends import open_store
 from store_rows import decisions, manifest, model, rollouts
 
 from buffer_engine.errors import KeyConflictError, SchemaError, StoreError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.base import BatchRecord, ReadPolicy, Reservation
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture

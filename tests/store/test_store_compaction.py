@@ -26,7 +26,8 @@ from buffer_engine.errors import CorruptSegmentError, StoreBusyError, StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.base import ReadPolicy
-from buffer_engine.store.sweep import MAKING, hold_compaction
+from buffer_engine.store.making import MAKING
+from buffer_engine.store.sweep import hold_compaction
 
 
 def fill(folder: Path, *, rounds: int = 160) -> None:
@@ -200,7 +201,7 @@ def test_a_file_that_a_process_appends_to_stays_until_that_process_leaves_it(fol
 
 
 def test_two_compactors_at_once_is_one_too_many(store: LocalStore) -> None:
-    with hold_compaction(store._layout), pytest.raises(StoreBusyError, match=r"process \d+ compacts or erases"):
+    with hold_compaction(store._catalog), pytest.raises(StoreBusyError, match=r"process \d+ compacts or erases"):
         store.compact()
     assert store.compact().frames > 0
 

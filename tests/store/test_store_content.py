@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import xxhash
+from backends import examples, open_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_rows import rollout, rollouts, score, table
 
 from buffer_engine.schema import TABLES
-from buffer_engine.store import open_store
 from buffer_engine.store.content import row_hashes
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 def hashes(name: str, rows: pa.Table) -> list[bytes]:
@@ -77,22 +80,23 @@ def random_rollout(draw: st.DrawFn) -> dict[str, Any]:
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(random_rollout(), min_size=1, max_size=5, unique_by=lambda row: row["experience_id"]), st.data())
-def test_random_rollouts_come_back_equal_and_repeat_without_effect(
-    rows: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    cut = data.draw(st.integers(0, len(rows)))
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "s", durability="process") as store:
-        given_rows = table("rollouts", rows)
-        store.append("rollouts", given_rows.slice(0, cut))
-        store.append("rollouts", given_rows.slice(cut))
-        assert store.table("rollouts").to_pylist() == given_rows.to_pylist()
-        later = [row | {"created_at": row["created_at"] + timedelta(seconds=1)} for row in reversed(rows)]
-        assert store.append("rollouts", table("rollouts", later)).appended == {"rollouts": 0}
-        ids = [row["experience_id"] for row in reversed(rows)]
-        assert store.fetch(ids, columns=["experience_id"]).column(0).to_pylist() == ids
-        assert store.verify() == []
+def test_random_rollouts_come_back_equal_and_repeat_without_effect() -> None:
+    @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(random_rollout(), min_size=1, max_size=5, unique_by=lambda row: row["experience_id"]), st.data())
+    def holds(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+        cut = data.draw(st.integers(0, len(rows)))
+        with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "s", durability="process") as store:
+            given_rows = table("rollouts", rows)
+            store.append("rollouts", given_rows.slice(0, cut))
+            store.append("rollouts", given_rows.slice(cut))
+            assert store.table("rollouts").to_pylist() == given_rows.to_pylist()
+            later = [row | {"created_at": row["created_at"] + timedelta(seconds=1)} for row in reversed(rows)]
+            assert store.append("rollouts", table("rollouts", later)).appended == {"rollouts": 0}
+            ids = [row["experience_id"] for row in reversed(rows)]
+            assert store.fetch(ids, columns=["experience_id"]).column(0).to_pylist() == ids
+            assert store.verify() == []
+
+    holds()
 
 
 def test_rows_with_large_lists_survive(tmp_path: Path) -> None:

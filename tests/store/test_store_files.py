@@ -14,7 +14,10 @@ from store_rows import rollouts
 from buffer_engine.schema import TABLES
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.catalog import Catalog
+from buffer_engine.store.files import LocalFiles
 from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.media import LocalMediaFiles
+from buffer_engine.store.parts import Parts
 
 
 def segment_of(store: LocalStore, table: str) -> Path:
@@ -61,7 +64,8 @@ def test_a_segment_is_rolled_at_its_size_and_rows_stay_readable(tmp_path: Path) 
     layout = StoreLayout(tmp_path / "s")
     layout.segments.mkdir(parents=True)
     catalog = Catalog(layout, durability="process", read_only=False)
-    with LocalStore(layout, catalog, durability="process", segment_bytes=40_000) as store:
+    parts = Parts(layout, catalog, LocalFiles(layout), LocalMediaFiles(layout.root))
+    with LocalStore(parts, durability="process", segment_bytes=40_000) as store:
         for number in range(12):
             store.append("rollouts", rollouts([number]))
         with sqlite3.connect(layout.catalog) as connection:

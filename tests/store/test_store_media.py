@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from backends import only_local, open_store
 from store_rows import child_environment, rollout, table, task
 
 from buffer_engine.errors import CorruptSegmentError, KeyConflictError, SchemaError, StoreError
 from buffer_engine.inspect import connect_store
 from buffer_engine.store.base import Finding
-from buffer_engine.store.local import open_store
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 PICTURE = b"\x89PNG not really a picture"
 PICTURE_ID = hashlib.sha256(PICTURE).hexdigest()
@@ -25,17 +27,13 @@ def message(*media: str) -> dict[str, object]:
     return {"role": "user", "content": "look", "tool_calls": None, "tool_call_id": None, "media": list(media)}
 
 
-def files_below(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
-
-
 def test_the_same_bytes_are_kept_once_under_their_hash(tmp_path: Path) -> None:
     picture = tmp_path / "cat.png"
     picture.write_bytes(PICTURE)
     with open_store(tmp_path / "store") as store:
         assert store.put_media(picture, "image/png") == PICTURE_ID
         assert store.put_media(PICTURE, "image/png", name="other.png") == PICTURE_ID
-        assert files_below(store.path / "media") == [PICTURE_ID]
+        assert store._media_files.ids() == [PICTURE_ID]
         assert store.media(PICTURE_ID) == store.media("sha256:" + PICTURE_ID) == PICTURE
         [row] = store.table("media").to_pylist()
         assert (row["media_id"], row["media_type"], row["bytes"], row["name"]) == (
@@ -82,6 +80,7 @@ def test_asking_for_what_is_not_there_says_so(tmp_path: Path) -> None:
             store.media("../catalog.sqlite")
 
 
+@only_local("damages files; see test_store_shared_upkeep.py")
 def test_verify_names_missing_changed_and_stray_files(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         lost, changed = store.put_media(b"lost", "text/plain"), store.put_media(b"changed", "text/plain")
@@ -105,7 +104,7 @@ def test_verify_names_missing_changed_and_stray_files(tmp_path: Path) -> None:
 
 _PUTTER = """
 import sys
-from buffer_engine.store.local import open_store
+from buffer_engine.store.opening import open_store
 with open_store(sys.argv[1]) as store:
     number = 0
     while True:
@@ -116,6 +115,7 @@ with open_store(sys.argv[1]) as store:
 
 @pytest.mark.parametrize("acknowledged", [1, 3, 7])
 def test_an_acknowledged_attachment_survives_a_kill(tmp_path: Path, acknowledged: int) -> None:
+    open_store(tmp_path).close()
     child = subprocess.Popen(
         [sys.executable, "-c", _PUTTER, str(tmp_path)], env=child_environment(), stdout=subprocess.PIPE, text=True
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -13,14 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from backends import examples, open_store, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_rows import child_environment, decisions, rollouts, score, table
 
 from buffer_engine.errors import CorruptSegmentError, KeyConflictError, SchemaError
 from buffer_engine.schema import SCORES
-from buffer_engine.store import LocalStore, keyblocks, open_store
+from buffer_engine.store import LocalStore, keyblocks
 from buffer_engine.store.keyblocks import FAN_OUT, KeyBlocks, KeyTakenError, Prints, fingerprints
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 ROWS = 12
 
@@ -39,31 +41,33 @@ def scores(rows: list[tuple[int, str, int]], **changes: Any) -> pa.Table:
 
 
 def levels(store: LocalStore) -> list[tuple[int, int]]:
-    with sqlite3.connect(store.path / "catalog.sqlite") as connection:
-        found = connection.execute("SELECT level, rows FROM key_blocks WHERE tbl = 'scores' ORDER BY level, block_id")
-        return found.fetchall()
+    query = "SELECT level, rows FROM key_blocks WHERE tbl = 'scores' ORDER BY level, block_id"
+    return [(level, rows) for level, rows in rows_of(store.path, query)]
 
 
 _key = st.tuples(st.integers(0, ROWS - 1), st.sampled_from(["a", "b", "ü"]), st.integers(1, 4))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(_key, min_size=1, max_size=8), max_size=14))
-def test_appends_and_reads_agree_with_a_dictionary(appends: list[list[tuple[int, str, int]]]) -> None:
-    stored: dict[tuple[str, str, int], int] = {}
-    with tempfile.TemporaryDirectory() as folder, open_store(folder, durability="process") as store:
-        store.append("rollouts", rollouts(range(ROWS)))
-        for rows in appends:
-            receipt = store.append("scores", scores(rows))
-            new = {(f"x{n}", name, version) for n, name, version in rows} - set(stored)
-            assert receipt.appended["scores"] == len(new)
-            assert receipt.unchanged["scores"] == len(rows) - len(new)
-            stored |= dict.fromkeys(new, 0)
-        for n in range(ROWS):
-            found = store.narrow("scores", [f"x{n}"])
-            keys = list(zip(*(found.column(name).to_pylist() for name in SCORES.key), strict=True))
-            assert sorted(keys) == sorted(key for key in stored if key[0] == f"x{n}")
-        assert store.verify() == []
+def test_appends_and_reads_agree_with_a_dictionary() -> None:
+    @settings(max_examples=examples(40), deadline=None)
+    @given(st.lists(st.lists(_key, min_size=1, max_size=8), max_size=14))
+    def holds(appends: list[list[tuple[int, str, int]]]) -> None:
+        stored: dict[tuple[str, str, int], int] = {}
+        with tempfile.TemporaryDirectory() as folder, open_store(folder, durability="process") as store:
+            store.append("rollouts", rollouts(range(ROWS)))
+            for rows in appends:
+                receipt = store.append("scores", scores(rows))
+                new = {(f"x{n}", name, version) for n, name, version in rows} - set(stored)
+                assert receipt.appended["scores"] == len(new)
+                assert receipt.unchanged["scores"] == len(rows) - len(new)
+                stored |= dict.fromkeys(new, 0)
+            for n in range(ROWS):
+                found = store.narrow("scores", [f"x{n}"])
+                keys = list(zip(*(found.column(name).to_pylist() for name in SCORES.key), strict=True))
+                assert sorted(keys) == sorted(key for key in stored if key[0] == f"x{n}")
+            assert store.verify() == []
+
+    holds()
 
 
 def test_few_blocks_stay_after_many_appends(store: LocalStore) -> None:
@@ -125,10 +129,9 @@ def test_two_rollouts_of_one_hash_are_told_apart_by_their_rows(
 
 def test_a_damaged_block_is_an_error_that_names_it(store: LocalStore) -> None:
     store.append("scores", scores([(0, "a", 1)]))
+    with store._catalog.transaction("damage a block") as connection:  # pyright: ignore[reportPrivateUsage]
+        connection.execute("UPDATE key_blocks SET keys = ? WHERE tbl = 'scores'", (bytes(24),))
     store.close()
-    with sqlite3.connect(store.path / "catalog.sqlite") as connection:
-        connection.execute("UPDATE key_blocks SET keys = zeroblob(24) WHERE tbl = 'scores'")
-    connection.close()
     with open_store(store.path) as again:
         with pytest.raises(CorruptSegmentError, match="keys of scores has changed"):
             again.narrow("scores", ["x0"])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from backends import examples, open_store
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from store_rows import decision, decisions, manifest, rollout, rollouts, score, table, task
@@ -17,8 +18,10 @@ from store_workload import fast_processes
 
 from buffer_engine.errors import StoreError
 from buffer_engine.identity import stable_seed
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.base import ReadPolicy, Reservation
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 Version = list[dict[str, int]]
 
@@ -428,61 +431,64 @@ groups = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(policy=policies, made=groups, steps=st.integers(1, 5))
-def test_every_batch_keeps_every_promise(
-    tmp_path_factory: pytest.TempPathFactory, policy: dict[str, Any], made: list[Any], steps: int
-) -> None:
-    rows: list[dict[str, Any]] = []
-    said: list[dict[str, Any]] = []
-    for number, (size, present, version, imported, words) in enumerate(made):
-        for sample in range(min(size, present)):
-            name = f"r{number}-{sample}"
-            rows.append(
-                rollout(
-                    0, experience_id=name, group_id=f"g{number}", task_id=f"t{number % 3}", group_size=size,
-                    sample_index=sample, model_version=None if imported else version,
-                    made_by="import" if imported else "explorer",
-                    token_versions=[] if imported else [{"version": version, "length": 1},
-                                                        {"version": version + sample, "length": 1}],
-                )
-            )  # fmt: skip
-            if words[sample]:
-                said.append(decision(name, words[sample]))
-    groups_of = {row["experience_id"]: row["group_id"] for row in rows}
-    with open_store(tmp_path_factory.mktemp("s") / "s", durability="process") as store:
-        if rows:
-            store.append("rollouts", table("rollouts", rows))
-        if said:
-            store.append("decisions", table("decisions", said))
-        uses: Counter[str] = Counter()
-        for step in range(1, steps + 1):
-            state = {row["experience_id"]: row for row in store.rollout_state().to_pylist()}
-            ids = train(store, step, **policy)
-            assert len(set(ids)) == len(ids) <= policy["rows"]
-            assert all(state[one]["status"] == "kept" for one in ids)
-            uses.update(ids)
-            assert all(uses[one] <= policy["max_uses"] for one in ids)
-            after = {row["experience_id"]: row for row in store.rollout_state().to_pylist()}
-            for group in {groups_of[one] for one in ids}:
-                members = [one for one, its in groups_of.items() if its == group]
-                # whole: whatever of the group is still kept and was not used up before is in the batch
-                able = [
-                    one for one in members if after[one]["status"] == "kept" and state[one]["uses"] < policy["max_uses"]
-                ]
-                left = set(able) - set(ids)
-                if policy.get("over_age") == "mask":
-                    left = {one for one in left if state[one]["uses"] == 0}
-                assert not left
-                assert all(state[one]["status"] in ("kept", "rejected") for one in members)
-            if "max_staleness" in policy:
-                newest = {row["experience_id"]: max((v["version"] for v in row["token_versions"]), default=None)
-                          for row in rows}  # fmt: skip
-                oldest = {row["experience_id"]: row["model_version"] for row in rows}
-                ages = newest if policy["over_age"] == "mask" else oldest
-                assert all(ages[one] is None or step - 1 - ages[one] <= policy["max_staleness"] for one in ids)
-        assert store.verify() == []
-        assert_index_is_what_a_new_one_would_be(store)
+def test_every_batch_keeps_every_promise(tmp_path_factory: pytest.TempPathFactory) -> None:
+    @settings(max_examples=examples(60), deadline=None)
+    @given(policy=policies, made=groups, steps=st.integers(1, 5))
+    def holds(policy: dict[str, Any], made: list[Any], steps: int) -> None:
+        rows: list[dict[str, Any]] = []
+        said: list[dict[str, Any]] = []
+        for number, (size, present, version, imported, words) in enumerate(made):
+            for sample in range(min(size, present)):
+                name = f"r{number}-{sample}"
+                rows.append(
+                    rollout(
+                        0, experience_id=name, group_id=f"g{number}", task_id=f"t{number % 3}", group_size=size,
+                        sample_index=sample, model_version=None if imported else version,
+                        made_by="import" if imported else "explorer",
+                        token_versions=[] if imported else [{"version": version, "length": 1},
+                                                            {"version": version + sample, "length": 1}],
+                    )
+                )  # fmt: skip
+                if words[sample]:
+                    said.append(decision(name, words[sample]))
+        groups_of = {row["experience_id"]: row["group_id"] for row in rows}
+        with open_store(tmp_path_factory.mktemp("s") / "s", durability="process") as store:
+            if rows:
+                store.append("rollouts", table("rollouts", rows))
+            if said:
+                store.append("decisions", table("decisions", said))
+            uses: Counter[str] = Counter()
+            for step in range(1, steps + 1):
+                state = {row["experience_id"]: row for row in store.rollout_state().to_pylist()}
+                ids = train(store, step, **policy)
+                assert len(set(ids)) == len(ids) <= policy["rows"]
+                assert all(state[one]["status"] == "kept" for one in ids)
+                uses.update(ids)
+                assert all(uses[one] <= policy["max_uses"] for one in ids)
+                after = {row["experience_id"]: row for row in store.rollout_state().to_pylist()}
+                for group in {groups_of[one] for one in ids}:
+                    members = [one for one, its in groups_of.items() if its == group]
+                    # whole: whatever of the group is still kept and was not used up before is in the batch
+                    able = [
+                        one
+                        for one in members
+                        if after[one]["status"] == "kept" and state[one]["uses"] < policy["max_uses"]
+                    ]
+                    left = set(able) - set(ids)
+                    if policy.get("over_age") == "mask":
+                        left = {one for one in left if state[one]["uses"] == 0}
+                    assert not left
+                    assert all(state[one]["status"] in ("kept", "rejected") for one in members)
+                if "max_staleness" in policy:
+                    newest = {row["experience_id"]: max((v["version"] for v in row["token_versions"]), default=None)
+                              for row in rows}  # fmt: skip
+                    oldest = {row["experience_id"]: row["model_version"] for row in rows}
+                    ages = newest if policy["over_age"] == "mask" else oldest
+                    assert all(ages[one] is None or step - 1 - ages[one] <= policy["max_staleness"] for one in ids)
+            assert store.verify() == []
+            assert_index_is_what_a_new_one_would_be(store)
+
+    holds()
 
 
 def assert_index_is_what_a_new_one_would_be(store: LocalStore) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from backends import examples, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_rows import decision, rollout, rollouts, score, table, task
 
 from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture
@@ -143,22 +146,25 @@ def test_nothing_but_bad_rows_stores_their_events_only(store: LocalStore) -> Non
     assert [about for about, _ in refused(store)] == ["x0", "x1", "x2"]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["good", "length", "nan", "value", "conflict"]), max_size=30))
-def test_good_rows_and_refused_rows_are_all_the_rows(kinds: list[str]) -> None:
-    changes: dict[str, dict[str, Any]] = {
-        "good": {}, "length": {"logprobs": [-1.0]}, "nan": {"logprobs": [float("inf")] * 4},
-        "value": {"partition": "none"}, "conflict": {"stop_reason": "length"},
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, open_store(folder, durability="process") as store:
-        before = [n for n, kind in enumerate(kinds) if kind == "conflict"]
-        store.append("rollouts", rollouts(before))
-        rows = table("rollouts", [rollout(n, **changes[kind]) for n, kind in enumerate(kinds)])
-        receipt = store.append_all({"rollouts": rows}, on_invalid="refuse_rows")
-        good = [f"x{n}" for n, kind in enumerate(kinds) if kind == "good"]
-        bad = {f"experience_id='x{n}'" for n, kind in enumerate(kinds) if kind != "good"}
-        assert receipt.appended["rollouts"] == len(good)
-        assert receipt.unchanged["rollouts"] == 0
-        assert {one.key for one in receipt.refused} == bad
-        assert len(receipt.refused) == len(bad) == store.table("events").num_rows
-        assert store.table("rollouts").column("experience_id").to_pylist() == [f"x{n}" for n in before] + good
+def test_good_rows_and_refused_rows_are_all_the_rows() -> None:
+    @settings(max_examples=examples(40), deadline=None)
+    @given(st.lists(st.sampled_from(["good", "length", "nan", "value", "conflict"]), max_size=30))
+    def holds(kinds: list[str]) -> None:
+        changes: dict[str, dict[str, Any]] = {
+            "good": {}, "length": {"logprobs": [-1.0]}, "nan": {"logprobs": [float("inf")] * 4},
+            "value": {"partition": "none"}, "conflict": {"stop_reason": "length"},
+        }  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder, open_store(folder, durability="process") as store:
+            before = [n for n, kind in enumerate(kinds) if kind == "conflict"]
+            store.append("rollouts", rollouts(before))
+            rows = table("rollouts", [rollout(n, **changes[kind]) for n, kind in enumerate(kinds)])
+            receipt = store.append_all({"rollouts": rows}, on_invalid="refuse_rows")
+            good = [f"x{n}" for n, kind in enumerate(kinds) if kind == "good"]
+            bad = {f"experience_id='x{n}'" for n, kind in enumerate(kinds) if kind != "good"}
+            assert receipt.appended["rollouts"] == len(good)
+            assert receipt.unchanged["rollouts"] == 0
+            assert {one.key for one in receipt.refused} == bad
+            assert len(receipt.refused) == len(bad) == store.table("events").num_rows
+            assert store.table("rollouts").column("experience_id").to_pylist() == [f"x{n}" for n in before] + good
+
+    holds()

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import examples, open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_rows import decision, decisions, manifest, rollout, rollouts, table
 
 from buffer_engine.errors import StoreError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.base import ReadPolicy, Reservation
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture
@@ -242,34 +245,37 @@ def store_filter(operator: str):
     return pc.field("operator") == operator
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 3), st.lists(st.sampled_from(["keep", "reject", "hold"]), max_size=3)), max_size=6
-    ),
-    st.integers(3, 7),
-)
-def test_any_mix_of_groups_is_taken_whole_once_and_in_order(groups: list[tuple[int, list[str]]], limit: int) -> None:
-    import tempfile
+def test_any_mix_of_groups_is_taken_whole_once_and_in_order() -> None:
+    @settings(max_examples=examples(25), deadline=None)
+    @given(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.lists(st.sampled_from(["keep", "reject", "hold"]), max_size=3)), max_size=6
+        ),
+        st.integers(3, 7),
+    )
+    def holds(groups: list[tuple[int, list[str]]], limit: int) -> None:
+        import tempfile
 
-    expected: list[list[str]] = []
-    rows, verdicts, number = [], [], 0
-    for at, (size, given_verdicts) in enumerate(groups):
-        names: list[str] = []
-        for sample, verdict in enumerate(given_verdicts[:size]):
-            changes = {"group_id": f"g{at}", "task_id": f"t{at}", "sample_index": sample, "group_size": size}
-            rows.append(rollout(number) | changes)
-            verdicts.append(decision(f"x{number}", verdict))
-            names += [f"x{number}"] if verdict == "keep" else []
-            number += 1
-        if len(given_verdicts[:size]) == size and "hold" not in given_verdicts[:size] and names:
-            expected.append(names)
-    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "s", durability="process") as store:
-        store.append_all({"rollouts": table("rollouts", rows), "decisions": table("decisions", verdicts)})
-        got: list[str] = []
-        for step in range(1, 20):
-            ids = train(store, f"b{step}", step, rows=limit)
-            assert len(ids) <= limit
-            got += ids
-        assert got == [one for names in expected for one in names]
-        assert store.verify() == []
+        expected: list[list[str]] = []
+        rows, verdicts, number = [], [], 0
+        for at, (size, given_verdicts) in enumerate(groups):
+            names: list[str] = []
+            for sample, verdict in enumerate(given_verdicts[:size]):
+                changes = {"group_id": f"g{at}", "task_id": f"t{at}", "sample_index": sample, "group_size": size}
+                rows.append(rollout(number) | changes)
+                verdicts.append(decision(f"x{number}", verdict))
+                names += [f"x{number}"] if verdict == "keep" else []
+                number += 1
+            if len(given_verdicts[:size]) == size and "hold" not in given_verdicts[:size] and names:
+                expected.append(names)
+        with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "s", durability="process") as store:
+            store.append_all({"rollouts": table("rollouts", rows), "decisions": table("decisions", verdicts)})
+            got: list[str] = []
+            for step in range(1, 20):
+                ids = train(store, f"b{step}", step, rows=limit)
+                assert len(ids) <= limit
+                got += ids
+            assert got == [one for names in expected for one in names]
+            assert store.verify() == []
+
+    holds()

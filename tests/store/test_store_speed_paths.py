@@ -15,16 +15,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from backends import open_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_rows import decision, rollout, rollouts, score, table, task
 
 from buffer_engine.errors import BufferEngineError, KeyConflictError, PartitionError, SchemaError
 from buffer_engine.schema import TABLES
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.buffers import elements_of, offsets_of, valid_of, values_of
 from buffer_engine.store.conform import Misfit, fit
 from buffer_engine.store.content import row_hashes
+from buffer_engine.store.objects import ObjectFiles
 
 
 def hashes(rows: pa.Table) -> list[bytes]:
@@ -126,6 +128,7 @@ def test_a_null_in_a_list_of_integers_is_refused_only_where_it_belongs_to_the_ro
     assert fit(array.slice(1), array.type).to_pylist() == [[2, 3]]
 
 
+@pytest.mark.usefixtures("backend")
 def test_every_row_of_sliced_and_chunked_tables_is_stored_as_it_is(tmp_path: Path) -> None:
     rows = rollouts(range(20))
     chunked = pa.concat_tables([rows.slice(0, 7), rows.slice(7, 1), rows.slice(8)])
@@ -139,6 +142,7 @@ def test_every_row_of_sliced_and_chunked_tables_is_stored_as_it_is(tmp_path: Pat
 # --- keys that were not looked up ------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_repeat_in_the_middle_of_new_scores_is_recognised(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts(range(6)))
@@ -150,6 +154,7 @@ def test_a_repeat_in_the_middle_of_new_scores_is_recognised(tmp_path: Path) -> N
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_other_content_in_the_middle_of_new_scores_is_a_conflict_and_stores_nothing(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts(range(6)))
@@ -163,17 +168,21 @@ def test_other_content_in_the_middle_of_new_scores_is_a_conflict_and_stores_noth
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_whole_repeat_of_scores_writes_no_byte(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts(range(50)))
         late = scores([f"x{at}" for at in range(50)])
         store.append("scores", late)
-        (segment,) = (tmp_path / "s" / "segments" / "scores").iterdir()
-        before, version = segment.read_bytes(), store.version()
+        files = store._files  # pyright: ignore[reportPrivateUsage]
+        (segment,) = [name for name in files.names() if name.startswith("scores/")]
+        before, version = files.local(segment).read_bytes(), store.version()
         assert store.append("scores", late).unchanged == {"scores": 50}
-        assert (segment.read_bytes(), store.version()) == (before, version)
+        assert [name for name in files.names() if name.startswith("scores/")] == [segment]
+        assert (files.local(segment).read_bytes(), store.version()) == (before, version)
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_repeat_in_one_of_two_tables_keeps_the_append_whole(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts([0, 1]))
@@ -186,6 +195,7 @@ def test_a_repeat_in_one_of_two_tables_keeps_the_append_whole(tmp_path: Path) ->
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_threads_that_write_the_same_scores_store_each_once(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts(range(60)))
@@ -229,13 +239,15 @@ def together(store: LocalStore, *appends: Any) -> list[Any]:
     return results
 
 
+@pytest.mark.usefixtures("backend")
 def test_appends_that_wait_together_share_one_transaction_and_one_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(tmp_path / "s") as store:
         store.append("rollouts", rollouts([100]))
-        version, synced, real = store.version(), [], os.fdatasync
+        version, synced, real, put = store.version(), [], os.fdatasync, ObjectFiles.write
         monkeypatch.setattr(os, "fdatasync", lambda handle: (synced.append(handle), real(handle)))
+        monkeypatch.setattr(ObjectFiles, "write", lambda *given: (synced.append(given), put(*given)))
         found = together(store, *({"rollouts": rollouts([2 * at, 2 * at + 1])} for at in range(6)))
         assert [one.appended for one in found] == [{"rollouts": 2}] * 6
         assert {one.version for one in found} == {version + 1} == {store.version()}
@@ -245,6 +257,7 @@ def test_appends_that_wait_together_share_one_transaction_and_one_sync(
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_of_appends_that_wait_together_only_the_wrong_one_fails(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts([0, 1]))
@@ -266,6 +279,7 @@ def test_of_appends_that_wait_together_only_the_wrong_one_fails(tmp_path: Path) 
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_equal_and_contradicting_rows_that_wait_together_are_stored_once(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         same = {"rollouts": rollouts([0])}
@@ -278,6 +292,7 @@ def test_equal_and_contradicting_rows_that_wait_together_are_stored_once(tmp_pat
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_tasks_in_two_partitions_that_wait_together_are_refused(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         one, other = (
@@ -288,6 +303,7 @@ def test_tasks_in_two_partitions_that_wait_together_are_refused(tmp_path: Path) 
         assert store.table("tasks").num_rows == 1
 
 
+@pytest.mark.usefixtures("backend")
 def test_many_threads_lose_and_double_nothing(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
 
@@ -306,6 +322,7 @@ def test_many_threads_lose_and_double_nothing(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_an_append_inside_a_snapshot_knows_what_was_stored_since(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store, open_store(tmp_path / "s") as other:
         store.append("rollouts", rollouts(range(4)))
@@ -318,6 +335,7 @@ def test_an_append_inside_a_snapshot_knows_what_was_stored_since(tmp_path: Path)
         assert store.verify() == []
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_score_about_nothing_is_named_among_many(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("rollouts", rollouts(range(5)))

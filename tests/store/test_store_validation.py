@@ -8,10 +8,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from backends import open_store
 from store_rows import rollout, rollouts, score, table, task
 
 from buffer_engine.errors import SchemaError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from dataclasses import dataclass, field
 
 from buffer_engine.errors import StoreError
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.facts import EXPERT, Facts
 from buffer_engine.store.policies.judging import GroupRow, Judgement, Refusal, judge, rows_of_group
 from buffer_engine.store.policies.ready import ReadyIndex
@@ -34,7 +34,7 @@ class Choice:
 
 
 def choose(
-    connection: sqlite3.Connection,
+    connection: Connection,
     facts: Facts,
     policy: ReadPolicy,
     *,

@@ -7,11 +7,11 @@ reservation sees that the rows are taken.
 from __future__ import annotations
 
 import random
-import sqlite3
 from collections.abc import Mapping
 from typing import TypeVar
 
 from buffer_engine.errors import StoreError
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.tables import LEVELS
 
 Name = TypeVar("Name", int, str)
@@ -36,7 +36,7 @@ def at_point(weights: Mapping[Name, int], point: int) -> tuple[Name, int]:
 class Draws:
     """Draws from one tree."""
 
-    def __init__(self, connection: sqlite3.Connection, tree: int, seed: int) -> None:
+    def __init__(self, connection: Connection, tree: int, seed: int) -> None:
         self._connection = connection
         self._tree = tree
         self._random = random.Random(seed)

@@ -7,7 +7,6 @@ batch costs depends on what was stored since the last one. Of the rollouts' payl
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.catalog import current_version
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.judging import GroupRow
 from buffer_engine.store.reading import Frame, SegmentReader, frames_by_id, frames_of
 
@@ -25,7 +25,7 @@ EXPERT, ROLLOUT = "expert", "rollout"
 class Facts:
     """What is known about rows of one store, inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, reader: SegmentReader) -> None:
+    def __init__(self, connection: Connection, reader: SegmentReader) -> None:
         self._connection = connection
         self._reader = reader
         self._frames: dict[int, Frame] = {}
@@ -127,7 +127,7 @@ class Facts:
         self._connection.executemany(
             "INSERT INTO reader_scores VALUES (?, ?, ?, ?, ?) ON CONFLICT (experience_id, name) DO UPDATE SET "
             "version = excluded.version, value = excluded.value, weight = excluded.weight "
-            "WHERE excluded.version > version",
+            "WHERE excluded.version > reader_scores.version",
             rows,
         )
         if not late:

@@ -6,7 +6,6 @@ of ready groups and the tests all mean the same by "ready".
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection
 
 Refusal = tuple[str, str, str]
 """(experience id, reason, detail)."""
@@ -62,7 +62,7 @@ class Judgement:
     recheck: int | None = None
 
 
-def rows_of_group(connection: sqlite3.Connection, run_id: str, group_id: str) -> list[GroupRow]:
+def rows_of_group(connection: Connection, run_id: str, group_id: str) -> list[GroupRow]:
     """Training rows of a group, by sample, attempt and turn."""
     found = connection.execute(
         f"SELECT {', '.join(GroupRow._fields)} FROM index_rollouts i "
@@ -72,7 +72,7 @@ def rows_of_group(connection: sqlite3.Connection, run_id: str, group_id: str) ->
     return sorted(map(GroupRow._make, found), key=_place)
 
 
-def rows_of_changed(connection: sqlite3.Connection, run_id: str) -> Iterator[tuple[str, list[GroupRow]]]:
+def rows_of_changed(connection: Connection, run_id: str) -> Iterator[tuple[str, list[GroupRow]]]:
     """Groups of a run in `reader_dirty` with their rows, as `rows_of_group` gives them; none when all were deleted."""
     found = connection.execute(
         f"SELECT d.group_id, {', '.join(f'i.{name}' for name in GroupRow._fields)} FROM reader_dirty d "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.tables import need_counts
 
 
-def too_far_ahead(connection: sqlite3.Connection, policy: ReadPolicy, run_id: str, rows: int) -> str | None:
+def too_far_ahead(connection: Connection, policy: ReadPolicy, run_id: str, rows: int) -> str | None:
     """Why a batch of `rows` rows has to wait, with the numbers; None when it need not.
 
     Counted are kept rows of the run, committed uses of rows, and the rows of batches that are open.
@@ -32,7 +31,7 @@ def too_far_ahead(connection: sqlite3.Connection, policy: ReadPolicy, run_id: st
     return None
 
 
-def first_time(connection: sqlite3.Connection, run_id: str, batch_id: str) -> bool:
+def first_time(connection: Connection, run_id: str, batch_id: str) -> bool:
     """Whether this batch was not held back before; remembers it."""
     found = connection.execute("SELECT limited FROM reader_counts WHERE run_id = ?", (run_id,)).fetchone()
     if found is not None and found[0] == batch_id:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.tables import has, need_picks
 
 
-def remember(connection: sqlite3.Connection, batch_id: str, ids: Sequence[str], weights: Sequence[float]) -> None:
+def remember(connection: Connection, batch_id: str, ids: Sequence[str], weights: Sequence[float]) -> None:
     """Keep order and weights of a reservation until it is prepared or over, and forget those that are."""
     need_picks(connection)
     connection.execute(
@@ -23,7 +23,7 @@ def remember(connection: sqlite3.Connection, batch_id: str, ids: Sequence[str], 
     )
 
 
-def recall(connection: sqlite3.Connection, batch_id: str) -> tuple[tuple[str, ...], tuple[float, ...]] | None:
+def recall(connection: Connection, batch_id: str) -> tuple[tuple[str, ...], tuple[float, ...]] | None:
     """Rows and weights of a reservation that was remembered."""
     if not has(connection, "reader_picks"):
         return None

@@ -8,12 +8,12 @@ the same groups give the same draws however they came to be there.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection
 from buffer_engine.store.policies.facts import Facts
 from buffer_engine.store.policies.judging import GroupRow, Refusal, judge, rows_of_changed, rows_of_group
 from buffer_engine.store.policies.tables import LEVELS, need_index
@@ -75,20 +75,21 @@ class _Changes:
         else:
             self._stored.append((self.tree, group_id, *after))
 
-    def write(self, connection: sqlite3.Connection) -> None:
+    def write(self, connection: Connection) -> None:
         """Write everything down."""
         tree, execute = self.tree, connection.executemany
         execute("DELETE FROM reader_leaves WHERE tree = ? AND group_id = ?", self._gone)
         execute("INSERT OR REPLACE INTO reader_leaves VALUES (?, ?, ?, ?, ?, ?, ?)", self._stored)
         execute(
             "INSERT INTO reader_strata VALUES (?, ?, ?, ?, ?) ON CONFLICT (tree, stratum) DO UPDATE SET "
-            "ready = ready + excluded.ready, weight = weight + excluded.weight, served = served + excluded.served",
+            "ready = reader_strata.ready + excluded.ready, weight = reader_strata.weight + excluded.weight, "
+            "served = reader_strata.served + excluded.served",
             [(tree, one, self._ready[one], self._weight[one], self._served[one]) for one in self._ready],
         )
         nodes = [(tree, *key, change) for key, change in self._nodes.items() if change]
         execute(
             "INSERT INTO reader_nodes VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (tree, stratum, level, node) DO UPDATE SET weight = weight + excluded.weight",
+            "ON CONFLICT (tree, stratum, level, node) DO UPDATE SET weight = reader_nodes.weight + excluded.weight",
             nodes,
         )
         execute(
@@ -101,7 +102,7 @@ class ReadyIndex:
     """One tree of the index, inside one transaction; `number` is its key in the tables."""
 
     def __init__(
-        self, connection: sqlite3.Connection, facts: Facts, policy: ReadPolicy, run_id: str, model_version: int
+        self, connection: Connection, facts: Facts, policy: ReadPolicy, run_id: str, model_version: int
     ) -> None:
         """Find or make the tree of `policy` and bring it up to `model_version`.
 
@@ -133,10 +134,10 @@ class ReadyIndex:
             return int(found[0])
         if found is not None:  # weights went back to an earlier version: what was over-age may not be any more
             self._drop([found[0]])
-        made = self._connection.execute(
-            "INSERT INTO reader_trees (run_id, policy, version, used) VALUES (?, ?, ?, ?)",
+        ((made,),) = self._connection.execute(
+            "INSERT INTO reader_trees (run_id, policy, version, used) VALUES (?, ?, ?, ?) RETURNING tree",
             (self._run_id, signature, self._version, clock),
-        )
+        ).fetchall()
         trees = self._connection.execute(
             "SELECT tree FROM reader_trees WHERE run_id = ? ORDER BY used DESC", (self._run_id,)
         ).fetchall()
@@ -146,9 +147,8 @@ class ReadyIndex:
             "WHERE run_id = ? AND partition = 'train'",
             (self._run_id,),
         )
-        assert made.lastrowid is not None
-        self._made = made.lastrowid
-        return made.lastrowid
+        self._made = made
+        return made
 
     def _drop(self, trees: Iterable[int]) -> None:
         for tree in trees:

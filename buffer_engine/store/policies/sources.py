@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from buffer_engine.identity import stable_seed
 from buffer_engine.store.base import ReadPolicy
+from buffer_engine.store.connection import Connection, stream
 from buffer_engine.store.policies.drawing import Draws, at_point
 from buffer_engine.store.policies.facts import EXPERT, ROLLOUT
 from buffer_engine.store.policies.ready import priority_weight
@@ -63,10 +63,11 @@ class _Plain:
 class Arrivals(_Plain):
     """Groups in order of arrival or its reverse, straight from the row index: for rows that train once."""
 
-    def __init__(self, connection: sqlite3.Connection, run_id: str, *, newest: bool) -> None:
+    def __init__(self, connection: Connection, run_id: str, *, newest: bool) -> None:
         way = "DESC" if newest else "ASC"
         self._seen: set[str] = set()
-        self._rows = connection.execute(
+        self._rows = stream(
+            connection,
             "SELECT group_id FROM index_rollouts WHERE run_id = ? AND partition = 'train' AND uses = 0 "
             f"AND status = 'kept' ORDER BY group_first {way}, group_id {way}",
             (run_id,),
@@ -84,7 +85,7 @@ class Arrivals(_Plain):
 class Inside:
     """Groups of single parts of a tree, in the order that a policy declares for inside a part."""
 
-    def __init__(self, connection: sqlite3.Connection, tree: int, order: str, draws: Draws) -> None:
+    def __init__(self, connection: Connection, tree: int, order: str, draws: Draws) -> None:
         self._connection = connection
         self._tree = tree
         self._order = order
@@ -98,7 +99,8 @@ class Inside:
             return None if drawn is None else drawn[0]
         if stratum not in self._walks:
             way = "DESC" if self._order == "newest" else "ASC"
-            self._walks[stratum] = self._connection.execute(
+            self._walks[stratum] = stream(
+                self._connection,
                 "SELECT group_id FROM reader_leaves WHERE tree = ? AND stratum = ? AND weight > 0 "
                 f"ORDER BY first {way}",
                 (self._tree, stratum),
@@ -122,15 +124,12 @@ class WholeTree(_Plain):
 class Prioritized(_Plain):
     """Groups with a chance in proportion to their priority."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, tree: int, policy: ReadPolicy, draws: Draws, model_version: int
-    ) -> None:
+    def __init__(self, connection: Connection, tree: int, policy: ReadPolicy, draws: Draws, model_version: int) -> None:
         self._draws = draws
         parts = connection.execute(
-            "SELECT stratum, ready, weight FROM reader_strata WHERE tree = ? AND ready > 0 "
-            "ORDER BY stratum = '', CAST(stratum AS INTEGER)",
-            (tree,),
+            "SELECT stratum, ready, weight FROM reader_strata WHERE tree = ? AND ready > 0", (tree,)
         ).fetchall()
+        parts.sort(key=lambda part: (part[0] == "", int(part[0] or 0)))
         # by staleness a part is a weight version, and all its groups weigh what that version weighs today
         ages = {part: policy.unseen if part == "" else float(model_version - int(part)) for part, _, _ in parts}
         each = {part: priority_weight(policy, age) for part, age in ages.items()}
@@ -155,7 +154,7 @@ class Prioritized(_Plain):
 class Stratified:
     """The part with the fewest rows in the batch comes next; of equal ones that used least so far, then by name."""
 
-    def __init__(self, connection: sqlite3.Connection, tree: int, rows: int, inside: Inside) -> None:
+    def __init__(self, connection: Connection, tree: int, rows: int, inside: Inside) -> None:
         self._inside = inside
         found = connection.execute(
             "SELECT served, stratum FROM reader_strata WHERE tree = ? AND ready > 0 ORDER BY served, stratum LIMIT ?",
@@ -217,9 +216,7 @@ class Mixture:
         return True
 
 
-def source_of(
-    connection: sqlite3.Connection, tree: int, policy: ReadPolicy, *, batch_id: str, model_version: int
-) -> Source:
+def source_of(connection: Connection, tree: int, policy: ReadPolicy, *, batch_id: str, model_version: int) -> Source:
     """The source of a policy that reads a tree; random ones draw from (seed, batch id) and the ready groups alone."""
     draws = Draws(connection, tree, stable_seed(policy.seed or 0, batch_id))
     if policy.type == "prioritized":

@@ -20,6 +20,9 @@ Triggers note which groups changed, whoever changes them, in the same transactio
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+
+from buffer_engine.store.connection import Connection
 
 LEVELS = (6, 10, 14, 18, 22)
 """A node of level k covers arrival numbers that agree above these many bits; the first is the lowest."""
@@ -77,16 +80,17 @@ CREATE TABLE IF NOT EXISTS reader_counts (
     run_id TEXT PRIMARY KEY, kept INTEGER NOT NULL, uses INTEGER NOT NULL, limited TEXT
 ) WITHOUT ROWID;
 INSERT OR IGNORE INTO reader_counts
-    SELECT run_id, sum(status = 'kept'), sum(uses), NULL FROM index_rollouts WHERE partition = 'train' GROUP BY run_id;
+    SELECT run_id, sum(CASE WHEN status = 'kept' THEN 1 ELSE 0 END), sum(uses), NULL FROM index_rollouts
+    WHERE partition = 'train' GROUP BY run_id;
 CREATE TRIGGER IF NOT EXISTS reader_kept_counted AFTER UPDATE OF status ON index_rollouts
 WHEN new.partition = 'train' AND (old.status = 'kept') <> (new.status = 'kept') BEGIN
-    INSERT INTO reader_counts VALUES (new.run_id, (new.status = 'kept') - (old.status = 'kept'), 0, NULL)
-    ON CONFLICT (run_id) DO UPDATE SET kept = kept + excluded.kept;
+    INSERT INTO reader_counts VALUES (new.run_id, CASE WHEN new.status = 'kept' THEN 1 ELSE -1 END, 0, NULL)
+    ON CONFLICT (run_id) DO UPDATE SET kept = reader_counts.kept + excluded.kept;
 END;
 CREATE TRIGGER IF NOT EXISTS reader_uses_counted AFTER UPDATE OF uses ON index_rollouts
 WHEN new.partition = 'train' AND old.uses <> new.uses BEGIN
     INSERT INTO reader_counts VALUES (new.run_id, 0, new.uses - old.uses, NULL)
-    ON CONFLICT (run_id) DO UPDATE SET uses = uses + excluded.uses;
+    ON CONFLICT (run_id) DO UPDATE SET uses = reader_counts.uses + excluded.uses;
 END;
 CREATE INDEX IF NOT EXISTS reader_batches_open ON batches (run_id) WHERE status IN ('reserved', 'prepared');
 """
@@ -99,34 +103,40 @@ CREATE TABLE IF NOT EXISTS reader_picks (
 """
 
 
-def has(connection: sqlite3.Connection, table: str) -> bool:
+def has(connection: Connection, table: str) -> bool:
     """Whether the catalog has this table."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return connection.execute(query, (table,)).fetchone() is not None
 
 
-def need_index(connection: sqlite3.Connection) -> None:
+def need_index(connection: Connection) -> None:
     """Make the tables of the index of ready groups and the triggers that note changes."""
     _make(connection, "reader_dirty", _DIRTY)
 
 
-def need_counts(connection: sqlite3.Connection) -> None:
+def need_counts(connection: Connection) -> None:
     """Make and fill the counts of kept rows and uses, and the triggers that keep them."""
     _make(connection, "reader_counts", _COUNTS)
 
 
-def need_picks(connection: sqlite3.Connection) -> None:
+def need_picks(connection: Connection) -> None:
     """Make the table of reservations whose order or weights are not those of arrival."""
     _make(connection, "reader_picks", _PICKS)
 
 
-def _make(connection: sqlite3.Connection, table: str, script: str) -> None:
-    if has(connection, table):
-        return
-    # not executescript, which would commit the transaction that this belongs to
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script, triggers whole."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
-            connection.execute(statement)
+            yield statement
             statement = ""
+
+
+def _make(connection: Connection, table: str, script: str) -> None:
+    if has(connection, table):
+        return
+    # not executescript, which would commit the transaction that this belongs to
+    for statement in statements(script):
+        connection.execute(statement)
