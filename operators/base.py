@@ -17,6 +17,7 @@ from pydantic import Field
 from buffer_engine.config import ComponentConfig
 
 Verdict = Literal["reject", "hold", "mask"]
+Cost = Literal["expression", "python", "model"]
 ErrorPolicy = Literal["raise", "reject", "hold"]
 
 
@@ -55,7 +56,8 @@ class Contract:
     Attributes:
         reads: columns it needs (see `operators.frame`; task info keys and earlier components are columns too).
         writes: columns it adds or replaces for later operators, with their type.
-        scores: components it writes (each becomes a Float64 column for later operators).
+        scores: components it writes (each becomes a Float64 column for later operators): one with its id as name, which
+            has the weight, and metrics without weight beside it whose names begin with the id and an underscore.
         scope: `row` (each row alone), `group` (needs whole groups) or `frame` (needs every row of the pass, as
             deduplication does).
         drops, holds, masks, adds: doors it may use besides keep.
@@ -74,7 +76,7 @@ class Contract:
     holds: bool = False
     masks: bool = False
     adds: bool = False
-    cost: Literal["expression", "python", "model"] = "expression"
+    cost: Cost = "expression"
     over: Literal["survivors", "all"] = "survivors"
     shapes: bool = False
 

@@ -218,7 +218,9 @@ class _Pass:
         for name in planned.contract.scores:
             values = result.scores[name].filter(counted)
             before = self.ledger.written.height
-            self.ledger = self.ledger.score(name, ids, values, planned.weight or 0.0)
+            # Only the component with the operator's own name has a share in the reward; those beside it are metrics.
+            weight = planned.weight if name == planned.id else None
+            self.ledger = self.ledger.score(name, ids, values, weight or 0.0)
             rows = self.ledger.written[before:].with_columns(comment=comments.filter(counted))
             self.scores.append(rows.with_columns(author=pl.lit(planned.id)))
             self.rows = self.rows.with_columns(self.ledger.values(name, self.rows["experience_id"]))

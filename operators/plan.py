@@ -130,6 +130,7 @@ class _Compiler:
     ) -> None:
         self._configs = configs
         self._info = dict(available)
+        self._ids = {config.name for config in configs}
         self._path = path
         self._problems: list[Problem] = []
         self._types: dict[str, pl.DataType] = {name: pl.Float64() for name in components}
@@ -286,10 +287,15 @@ class _Compiler:
     def _check_promises(self, place: int, config: OperatorConfig, contract: Contract) -> bool:
         before = len(self._problems)
         for name in contract.scores:
-            if name != config.name:
+            if name != config.name and not name.startswith(f"{config.name}_"):
                 self._report(
-                    f"operator {config.name!r} scores {name!r}; a component is named by its operator's id", place
+                    f"operator {config.name!r} scores {name!r}; a component is named by its operator's id, a metric "
+                    f"beside it begins with {config.name}_",
+                    place,
                 )
+            elif name != config.name and (name in self._given or name in self._written or name in self._ids):
+                fix = f"give operator #{place} another id"
+                self._report(f"operator {config.name!r} scores {name!r}, a name that is taken", place, "id", fix)
             if not isinstance(config, ScoreOperatorConfig):
                 self._report(f"operator {config.name!r} scores, but its configuration has no `weight`", place)
         for name, dtype in contract.writes.items():

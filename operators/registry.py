@@ -9,6 +9,12 @@ OPERATORS = Registry(
     "operators",
     {
         "normalize_text": "operators.clean.normalize_text:NormalizeText",
+        "replace_pattern": "operators.clean.replace_pattern:ReplacePattern",
+        "strip_markup": "operators.clean.strip_markup:StripMarkup",
+        "fix_mojibake": "operators.clean.fix_mojibake:FixMojibake",
+        "redact_pii": "operators.clean.redact_pii:RedactPii",
+        "trim_boilerplate": "operators.clean.trim_boilerplate:TrimBoilerplate",
+        "extract_reasoning": "operators.clean.extract_reasoning:ExtractReasoning",
         "length_filter": "operators.filter.length_filter:LengthFilter",
         "reward_filter": "operators.filter.reward_filter:RewardFilter",
         "staleness_filter": "operators.filter.staleness_filter:StalenessFilter",

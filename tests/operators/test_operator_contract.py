@@ -12,11 +12,20 @@ from odd_operators import Failing, FailingConfig, Sneaky, SneakyConfig
 from operator_rows import config
 
 from operators.registry import OPERATORS
-from operators.testing import check_operator, sample_frame
+from operators.testing import check_operator, hostile_frame, sample_frame
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),
     ("normalize_text", {"rewrite": True, "columns": ["response"]}),
+    ("replace_pattern", {"rules": [{"pattern": r"(\d)", "with": "$1$1"}, {"pattern": "a", "literal": True}]}),
+    ("replace_pattern", {"rewrite": True, "rules": [{"pattern": "4", "with": "5"}]}),
+    ("strip_markup", {}),
+    ("strip_markup", {"rewrite": True, "keep_code": False}),
+    ("fix_mojibake", {}),
+    ("redact_pii", {"counts": True}),
+    ("redact_pii", {"mode": "drop", "types": ["email", "phone", "path"]}),
+    ("trim_boilerplate", {}),
+    ("extract_reasoning", {"open": "The", "close": "4", "unclosed": "reject"}),
     ("length_filter", {"unit": "char", "min": 1, "max": 5}),
     ("length_filter", {"unit": "word", "max": 2}),
     ("length_filter", {"unit": "token", "min": 1}),
@@ -44,13 +53,26 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+def operator(kind: str) -> Any:
+    """The operator class; skips the test where its optional package is not installed."""
+    found = OPERATORS.load(kind)
+    for module, _ in found.requires:
+        pytest.importorskip(module)
+    return found
+
+
 def test_the_table_covers_every_registered_operator():
     assert {kind for kind, _ in CASES} == set(OPERATORS.builtin)
 
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 def test_the_operator_keeps_its_contract(kind, fields):
-    check_operator(OPERATORS.load(kind), config(kind, **fields), sample_frame({"answer": pl.String()}))
+    check_operator(operator(kind), config(kind, **fields), sample_frame({"answer": pl.String()}))
+
+
+@pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
+def test_the_operator_keeps_its_contract_on_rows_that_break_things(kind, fields):
+    check_operator(operator(kind), config(kind, **fields), hostile_frame({"answer": pl.String()}))
 
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS.builtin))
@@ -107,4 +129,4 @@ def test_the_operator_keeps_its_contract_on_any_rows(kind, fields, rows):
         pl.Series("reward", [row[4] for row in rows], pl.Float64),
         pl.Series("truncated", [row[5] for row in rows], pl.Boolean),
     )
-    check_operator(OPERATORS.load(kind), config(kind, **fields), made)
+    check_operator(operator(kind), config(kind, **fields), made)
