@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import polars as pl
@@ -168,6 +169,13 @@ class Operator(ABC, Generic[ConfigT]):
 
         Pure: the same frame and context give the same result, in any batch split that keeps the scope whole.
         """
+
+    def files(self) -> tuple[Path, ...]:
+        """Files that the operator reads besides its frame.
+
+        They must be there when a plan is compiled; their content is part of the operator's fingerprint.
+        """
+        return ()
 
     def close(self) -> None:
         """Free what `apply` set up. The default holds nothing."""

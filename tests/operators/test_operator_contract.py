@@ -14,6 +14,9 @@ from operator_rows import config
 from operators.registry import OPERATORS
 from operators.testing import check_operator, hostile_frame, sample_frame
 
+COLUMNS = {"answer": pl.String(), "tools": pl.String()}
+"""Info keys of the rows that the operators are tried on."""
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),
     ("normalize_text", {"rewrite": True, "columns": ["response"]}),
@@ -26,6 +29,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("redact_pii", {"mode": "drop", "types": ["email", "phone", "path"]}),
     ("trim_boilerplate", {}),
     ("extract_reasoning", {"open": "The", "close": "4", "unclosed": "reject"}),
+    ("schema_check", {"columns": {"answer": {"pattern": r"\d+", "max": 1}, "token_count": {"type": "integer", "max": 2},
+                                  "truncated": {"choices": [False]}}}),
+    ("schema_check", {"columns": {"reward": {"nullable": True, "min": 0.5}}}),
+    ("messages_check", {}),
+    ("messages_check", {"roles": ["user"], "last": ["user"], "alternate": False, "allow_empty": True}),
+    ("json_answer_check", {"into": "parsed", "schema": {"type": "integer"}}),
+    ("json_answer_check", {"extract": "whole"}),
+    ("tool_call_check", {"tools_column": "tools"}),
+    ("tool_call_check", {"tools_column": "tools", "calls": "tags", "tags": ["a", "4"]}),
     ("length_filter", {"unit": "char", "min": 1, "max": 5}),
     ("length_filter", {"unit": "word", "max": 2}),
     ("length_filter", {"unit": "token", "min": 1}),
@@ -67,12 +79,12 @@ def test_the_table_covers_every_registered_operator():
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 def test_the_operator_keeps_its_contract(kind, fields):
-    check_operator(operator(kind), config(kind, **fields), sample_frame({"answer": pl.String()}))
+    check_operator(operator(kind), config(kind, **fields), sample_frame(COLUMNS))
 
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 def test_the_operator_keeps_its_contract_on_rows_that_break_things(kind, fields):
-    check_operator(operator(kind), config(kind, **fields), hostile_frame({"answer": pl.String()}))
+    check_operator(operator(kind), config(kind, **fields), hostile_frame(COLUMNS))
 
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS.builtin))
@@ -117,7 +129,7 @@ VECTORISED = [
 @given(rows=st.lists(ROW, min_size=0, max_size=6))
 def test_the_operator_keeps_its_contract_on_any_rows(kind, fields, rows):
     height = len(rows)
-    sample = sample_frame({"answer": pl.String()})
+    sample = sample_frame(COLUMNS)
     base = sample.clear() if height == 0 else pl.concat([sample.head(1)] * height)
     made = base.with_columns(
         pl.Series("experience_id", [f"x{row}" for row in range(height)], pl.String),
