@@ -39,7 +39,7 @@ def sample_frame(columns: Mapping[str, pl.DataType] | None = None) -> pl.DataFra
         rows.append(
             {
                 "experience_id": f"x{place}", "task_id": f"t{place // 3}", "group_id": f"g{place // 3}",
-                "group_size": 3, "sample_index": place % 3, "partition": "train",
+                "group_size": 3, "sample_index": place % 3, "attempt": 0, "turn_index": 0, "partition": "train",
                 "model_version": None if place == 4 else place % 6,
                 "made_by": "import" if place % 2 else "explorer", "stop_reason": "length" if place == 5 else "eos",
                 "eos_sampled": place != 5, "truncated": place == 5, "error": None,

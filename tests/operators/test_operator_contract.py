@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,6 +18,11 @@ from operators.testing import check_operator, hostile_frame, sample_frame
 
 COLUMNS = {"answer": pl.String(), "tools": pl.String()}
 """Info keys of the rows that the operators are tried on."""
+
+_FILES = Path(tempfile.mkdtemp())
+BENCHMARK, REWARDS = str(_FILES / "benchmark.jsonl"), str(_FILES / "rewards.csv")
+Path(BENCHMARK).write_text('{"question": "2+1?"}\n{"question": "the answer is four"}\n', encoding="utf-8")
+Path(REWARDS).write_text("experience_id,reward\nx0,1.0\nx1,\nx4,-2.5\nother,9\n", encoding="utf-8")
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),
@@ -42,6 +49,37 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("length_filter", {"unit": "word", "max": 2}),
     ("length_filter", {"unit": "token", "min": 1}),
     ("length_filter", {"unit": "turn", "min": 1}),
+    ("repetition_filter", {"min_words": 1}),
+    ("repetition_filter", {"column": "answer", "lines": None, "line_chars": None, "top_ngrams": {1: 0.1},
+                           "repeated_ngrams": {}}),
+    ("text_quality_filter", {}),
+    ("text_quality_filter", {"preset": "web", "column": "answer"}),
+    ("text_quality_filter", {"preset": "none", "limits": {"digits": [0.1, 0.9], "line_length": [2, None]}}),
+    ("decontaminate", {"benchmarks": [{"path": BENCHMARK}], "columns": ["prompt", "response"], "n": 2, "min_words": 1}),
+    ("dynamic_sampling", {}),
+    ("dynamic_sampling", {"over": "all", "threshold": 0.5}),
+    ("group_complete", {}),
+    ("group_complete", {"over": "all", "min": 2, "max": 2, "verdict": "hold"}),
+    ("group_reward_range", {"min": 0.2, "max": 0.8}),
+    ("group_reward_range", {"statistic": "range", "min": 0.5, "over": "all"}),
+    ("pass_rate", {}),
+    ("pass_rate", {"by": "task", "threshold": 0.5}),
+    ("reward_normalize", {"column": "reward"}),
+    ("reward_normalize", {"column": "reward", "method": "rank", "by": "batch"}),
+    ("reward_normalize", {"column": "reward", "method": "leave_one_out"}),
+    ("reward_normalize", {"column": "reward", "method": "minmax"}),
+    ("reward_inject", {"path": REWARDS}),
+    ("reward_inject", {"path": REWARDS, "missing": "reject"}),
+    ("reward_inject", {"path": REWARDS, "missing": "hold", "conflicts": "mean"}),
+    ("credit_assign", {"column": "reward", "gamma": 0.9}),
+    ("credit_assign", {"column": "reward", "method": "uniform"}),
+    ("balance_sample", {"by": "answer"}),
+    ("balance_sample", {"by": "made_by", "target": {"import": 2, "explorer": 1}, "unit": "row", "max_units": 3}),
+    ("balance_sample", {"max_units": 1}),
+    ("curriculum", {"expr": "token_count"}),
+    ("curriculum", {"expr": "1 - reward", "method": "band", "low": 0.2, "high": 0.8}),
+    ("curriculum", {"expr": "reward", "method": "top_k", "k": 1, "order": "hard_first"}),
+    ("curriculum", {"expr": "token_count", "method": "fold", "layers": 2}),
     ("reward_filter", {"min": 0.5}),
     ("staleness_filter", {"max_lag": 2}),
     ("truncated_mask", {}),
