@@ -240,8 +240,11 @@ def _by_row(frame: pl.DataFrame, result: Result) -> _Outcome:
     errors = {error.row: error.message for error in result.errors}
     added: dict[int, list[Any]] = {}
     if result.added is not None:
-        for parent, messages in result.added.rows():
-            added.setdefault(parent, []).append(messages)
+        ids = frame["experience_id"].to_list()
+        for new in result.added.to_dicts():
+            # Rows are named by their place, which is another in every order.
+            spans = [span | {"row": ids[span["row"]]} for span in new.pop("spans", None) or ()]
+            added.setdefault(new.pop("parent"), []).append((new, spans))
     return {
         experience_id: (
             verdicts.get(row),
