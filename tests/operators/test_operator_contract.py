@@ -90,6 +90,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("window_turns", {"max": 1, "unit": "word", "sampled": "reject"}),
     ("window_turns", {"max": 1, "unit": "turn", "overlap": 0}),
     ("window_turns", {"max": 3}),
+    ("language_filter", {"keep": ["en", "und"], "into": "language"}),
+    ("near_dedup", {"shingle": 1, "threshold": 0.5}),
+    ("near_dedup", {"column": "answer", "keep": "best", "by": "reward", "scope": ["made_by"]}),
+    ("polars", {"expr": "pl.col('response').str.len_chars() > 2"}),
+    ("polars", {"expr": "pl.col('token_count') - pl.col('token_count').mean()", "scope": "group", "use": "score"}),
+    ("polars", {"expr": "pl.col('token_count').cum_sum()", "scope": "frame", "use": "column", "into": "n",
+                "dtype": "integer"}),
+    ("python_row", {"function": "row_functions:short", "columns": ["response"]}),
+    ("python_row", {"function": "row_functions:length", "columns": ["response"], "use": "score"}),
+    ("python_batch", {"function": "row_functions:lengths", "columns": ["response"], "use": "column", "into": "n",
+                      "dtype": "integer", "batch_rows": 3}),
     ("reward_filter", {"min": 0.5}),
     ("staleness_filter", {"max_lag": 2}),
     ("truncated_mask", {}),
@@ -167,9 +178,11 @@ ROW = st.tuples(
     TEXT, st.one_of(st.none(), TEXT), st.integers(0, 2), st.integers(0, 9),
     st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0])), st.booleans(),
 )  # fmt: skip
-VECTORISED = [
-    (kind, fields) for kind, fields in CASES if kind not in ("math_verify", "reasoning_gym_answer", "normalize_text")
-] + [("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]})]
+SLOW = ("math_verify", "reasoning_gym_answer", "python_row", "python_batch")
+"""Operators that start processes or load much: not tried on generated rows."""
+VECTORISED = [(kind, fields) for kind, fields in CASES if kind not in (*SLOW, "normalize_text")] + [
+    ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]})
+]
 
 
 @pytest.mark.parametrize(("kind", "fields"), VECTORISED)

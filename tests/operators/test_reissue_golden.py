@@ -180,7 +180,7 @@ def test_windows_overlap_and_every_reply_trains_once():
     assert {row["bundle"] for row in found} == {"x0"}
     assert reasons(apply("window_turns", table, max=4, unit="turn")) == {}
     # words: system 1, turns 2 each; 5 words hold the system message and two turns
-    assert [row["messages"][-1]["content"] for row in news(apply("window_turns", table, max=5, unit="word"))][0] == "a2"
+    assert news(apply("window_turns", table, max=5, unit="word"))[0]["messages"][-1]["content"] == "a2"
     assert reasons(apply("window_turns", table, max=2, unit="word")) == {0: "turn_too_long"}
 
 
