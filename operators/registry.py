@@ -48,6 +48,7 @@ OPERATORS = Registry(
         "group_reward_range": "operators.group.group_reward_range:GroupRewardRange",
         "regroup_turns": "operators.group.regroup_turns:RegroupTurns",
         "window_turns": "operators.group.window_turns:WindowTurns",
+        "augment_prompt": "operators.augment.augment_prompt:AugmentPrompt",
         "balance_sample": "operators.select.balance_sample:BalanceSample",
         "curriculum": "operators.select.curriculum:Curriculum",
         "polars": "operators.select.polars:Polars",

@@ -101,6 +101,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("python_row", {"function": "row_functions:length", "columns": ["response"], "use": "score"}),
     ("python_batch", {"function": "row_functions:lengths", "columns": ["response"], "use": "column", "into": "n",
                       "dtype": "integer", "batch_rows": 3}),
+    ("augment_prompt", {"copies": 2, "templates": ["{prompt}!", "Q: {prompt}"], "typos": 0.5}),
+    ("augment_prompt", {"case": "upper"}),
     ("reward_filter", {"min": 0.5}),
     ("staleness_filter", {"max_lag": 2}),
     ("truncated_mask", {}),

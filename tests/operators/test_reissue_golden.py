@@ -199,3 +199,45 @@ def test_windows_in_tokens_count_the_turns_as_they_are_stored():
 
 def test_the_frame_types_of_this_module_are_those_of_frames():
     assert TYPES["messages"] == MESSAGES
+
+
+def imported(*prompts: str, **columns: list[Any]) -> pl.DataFrame:
+    dialogues = [[message("system", "s"), message("user", prompt), A] for prompt in prompts]
+    made = {"messages": dialogues, "made_by": ["import"] * len(prompts), "mean_logprob": [None] * len(prompts)}
+    return frame(made | columns, {"messages": MESSAGES, "mean_logprob": pl.Float64()})
+
+
+def test_prompts_are_put_into_templates_each_once():
+    table = imported("What is 12 + 7?")
+    result = apply("augment_prompt", table, copies=2, templates=["{prompt} Be brief.", "Solve: {prompt}"])
+    found = news(result)
+    assert {row["messages"][1]["content"] for row in found} == {"What is 12 + 7? Be brief.", "Solve: What is 12 + 7?"}
+    assert all(row["messages"][0] == message("system", "s") and row["messages"][2] == A for row in found)
+    assert [row["bundle"] for row in found] == ["x0/0", "x0/1"]
+    assert {json.loads(row["info_json"])["template"] for row in found} == {0, 1}
+    assert result.verdicts is None
+
+
+def test_typos_swap_inner_letters_of_long_words_only():
+    table = imported("Calculate abcd and 12345 xyz", "12 + 7")
+    found = news(apply("augment_prompt", table, typos=1.0, case="lower"))
+    assert [row["parent"] for row in found] == [0]  # nothing to change in the second
+    spoilt = found[0]["messages"][1]["content"].split()
+    assert spoilt[1:] == ["acbd", "and", "12345", "xyz"]
+    assert spoilt[0] != "calculate"
+    assert sorted(spoilt[0]) == sorted("calculate")
+    assert (spoilt[0][0], spoilt[0][-1]) == ("c", "e")
+    assert news(apply("augment_prompt", table, typos=1.0, case="lower")) == found
+
+
+def test_only_imported_rows_that_nobody_sampled_get_copies():
+    table = imported("aaaa", "aaaa", "aaaa", made_by=["explorer", "import", "augment_prompt"],
+                     mean_logprob=[None, -0.5, None])  # fmt: skip
+    assert news(apply("augment_prompt", table, case="upper")) == []
+    for wrong, said in (
+        ({}, "nothing would change"),
+        ({"templates": ["x"]}, "does not have {prompt} once"),
+        ({"copies": 2, "case": "upper"}, "2 copies need as many templates"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            config("augment_prompt", **wrong)
