@@ -16,8 +16,8 @@ class Replacement(ComponentConfig):
     """One replacement: what is looked for and what stands there afterwards."""
 
     pattern: str = Field(min_length=1, description="regular expression, or the text itself with `literal`")
-    with_: str = Field("", alias="with", description="new text; $1 or ${name} insert groups of the pattern, $$ is a $")
-    literal: bool = Field(False, description="take pattern and `with` as they stand")
+    new: str = Field("", description="new text; $1 or ${name} insert groups of the pattern, $$ is a $")
+    literal: bool = Field(False, description="take pattern and `new` as they stand")
 
     @model_validator(mode="after")
     def _pattern_is_one(self) -> Replacement:
@@ -49,4 +49,4 @@ class ReplacePattern(Mender[ReplacePatternConfig]):
 
 
 def _replaced(text: pl.Expr, rule: Replacement) -> pl.Expr:
-    return text.str.replace_all(rule.pattern, rule.with_, literal=rule.literal)
+    return text.str.replace_all(rule.pattern, rule.new, literal=rule.literal)

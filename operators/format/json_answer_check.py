@@ -23,14 +23,14 @@ class JsonAnswerCheckConfig(ScoreOperatorConfig):
     extract: Literal["whole", "any"] = Field(
         "any", description="whole: the text is the JSON; any: else the last fenced block, else the last object or array"
     )
-    schema_: Mapping[str, Any] | None = Field(None, alias="schema", description="JSON schema; null: any JSON is fine")
-    schema_file: str | None = Field(None, description="file with the JSON schema, in place of `schema`")
+    json_schema: Mapping[str, Any] | None = Field(None, description="JSON schema; null: any JSON is fine")
+    schema_file: str | None = Field(None, description="file with the JSON schema, in place of `json_schema`")
     into: str | None = Field(None, description="new column for the JSON found, as compact text; null: none")
 
     @model_validator(mode="after")
     def _one_schema(self) -> JsonAnswerCheckConfig:
-        if self.schema_ is not None and self.schema_file is not None:
-            raise ValueError("give either schema or schema_file")
+        if self.json_schema is not None and self.schema_file is not None:
+            raise ValueError("give either json_schema or schema_file")
         return self
 
 
@@ -90,12 +90,12 @@ class JsonAnswerCheck(Operator[JsonAnswerCheckConfig]):
         )
 
     def _schema(self) -> Any:
-        if self._validator is None and (self.config.schema_ is not None or self.config.schema_file is not None):
-            schema: Any = self.config.schema_
+        if self._validator is None and (self.config.json_schema is not None or self.config.schema_file is not None):
+            schema: Any = self.config.json_schema
             if self.config.schema_file is not None:
                 schema = json.loads(self.files()[0].read_text(encoding="utf-8"))
             try:
-                self._validator = validator(schema, name=f"`schema` of operator {self.config.name!r}")
+                self._validator = validator(schema, name=f"`json_schema` of operator {self.config.name!r}")
             except BadSchemaError as error:
                 raise OperatorError(str(error)) from error
         return self._validator

@@ -21,7 +21,7 @@ def mended(kind: str, *texts: str | None, **fields: object) -> list[str | None]:
 
 
 def test_replace_pattern_applies_its_rules_in_order():
-    rules = [{"pattern": r"(\d)", "with": "<$1>"}, {"pattern": "<1>", "with": "$1", "literal": True}]
+    rules = [{"pattern": r"(\d)", "new": "<$1>"}, {"pattern": "<1>", "new": "$1", "literal": True}]
     assert mended("replace_pattern", "a1b2", "", None, rules=rules) == ["a$1b<2>", "", None]
     assert mended("replace_pattern", "aaa", rules=[{"pattern": "a"}]) == [""]
     with pytest.raises(ValidationError, match="not a regular expression"):
@@ -39,7 +39,7 @@ def test_a_mender_rewrites_imported_dialogues_only_and_leaves_tools_alone():
         },
         {"messages": MESSAGES, "mean_logprob": pl.Float64()},
     )
-    result = apply("replace_pattern", rows, columns=["response"], rewrite=True, rules=[{"pattern": "a", "with": "b"}])
+    result = apply("replace_pattern", rows, columns=["response"], rewrite=True, rules=[{"pattern": "a", "new": "b"}])
     assert result.columns["response"].to_list() == ["b", "b", "x", ""]
     assert reasons(result) == {0: "replaced"}
     assert result.added is not None

@@ -134,16 +134,16 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 def test_json_answer_check_scores_and_says_what_is_wrong():
     pytest.importorskip("jsonschema_rs")
     rows = frame({"response": ['so {"a": 1}', '{"a": "x"}', "nothing", None]}, {"response": pl.String})
-    result = apply("json_answer_check", rows, id="form", schema=SCHEMA, into="parsed")
+    result = apply("json_answer_check", rows, id="form", json_schema=SCHEMA, into="parsed")
     assert result.scores["form"].to_list() == [1.0, 0.0, 0.0, None]
     assert result.columns["parsed"].to_list() == ['{"a":1}', '{"a":"x"}', None, None]
     assert result.comments == {1: 'a: "x" is not of type "integer"', 2: "no JSON in the text"}
-    whole = apply("json_answer_check", rows, extract="whole", schema=SCHEMA)
+    whole = apply("json_answer_check", rows, extract="whole", json_schema=SCHEMA)
     assert whole.scores["json_answer_check"].to_list() == [0.0, 0.0, 0.0, None]
-    with pytest.raises(OperatorError, match="`schema` of operator 'json_answer_check' is not a JSON schema"):
-        apply("json_answer_check", rows, schema={"type": "nonsense"})
-    with pytest.raises(ValidationError, match="either schema or schema_file"):
-        config("json_answer_check", schema=SCHEMA, schema_file="x.json")
+    with pytest.raises(OperatorError, match="`json_schema` of operator 'json_answer_check' is not a JSON schema"):
+        apply("json_answer_check", rows, json_schema={"type": "nonsense"})
+    with pytest.raises(ValidationError, match="either json_schema or schema_file"):
+        config("json_answer_check", json_schema=SCHEMA, schema_file="x.json")
 
 
 def test_the_content_of_a_file_is_part_of_the_fingerprint(tmp_path):
