@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from odd_operators import Failing, FailingConfig, Sneaky, SneakyConfig
 from operator_rows import config
 
+from operators.frame import FRAME_COLUMNS
 from operators.registry import OPERATORS
 from operators.testing import check_operator, hostile_frame, sample_frame
 
@@ -176,9 +177,23 @@ def test_the_suite_passes_a_plain_operator_of_someone_else():
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-ROW = st.tuples(
-    TEXT, st.one_of(st.none(), TEXT), st.integers(0, 2), st.integers(0, 9),
-    st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0])), st.booleans(),
+MESSAGE = st.builds(
+    lambda role, content, calls, call_id: {
+        "role": role, "content": content, "tool_calls": calls, "tool_call_id": call_id, "media": []
+    },
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    st.one_of(st.none(), TEXT),
+    st.sampled_from([None, None, "[]", '[{"id": "c", "function": {"name": "f", "arguments": "{}"}}]', "{"]),
+    st.sampled_from([None, "c"]),
+)  # fmt: skip
+ROW = st.fixed_dictionaries(
+    {
+        "response": TEXT, "answer": st.one_of(st.none(), TEXT), "group": st.integers(0, 2), "tokens": st.integers(0, 9),
+        "reward": st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([0.0, 1.0])), "truncated": st.booleans(),
+        "messages": st.lists(MESSAGE, max_size=5), "mask": st.lists(st.booleans(), max_size=6),
+        "turn": st.integers(0, 2), "sample": st.integers(0, 3), "made_by": st.sampled_from(["explorer", "import"]),
+        "sampled": st.booleans(),
+    }
 )  # fmt: skip
 SLOW = ("math_verify", "reasoning_gym_answer", "python_row", "python_batch")
 """Operators that start processes or load much: not tried on generated rows."""
@@ -188,20 +203,34 @@ VECTORISED = [(kind, fields) for kind, fields in CASES if kind not in (*SLOW, "n
 
 
 @pytest.mark.parametrize(("kind", "fields"), VECTORISED)
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(ROW, min_size=0, max_size=6))
 def test_the_operator_keeps_its_contract_on_any_rows(kind, fields, rows):
     height = len(rows)
     sample = sample_frame(COLUMNS)
     base = sample.clear() if height == 0 else pl.concat([sample.head(1)] * height)
+    types = {name: column.dtype for name, column in FRAME_COLUMNS.items()}
+
+    def column(name: str, values: list[Any], dtype: pl.DataType | None = None) -> pl.Series:
+        return pl.Series(name, values, dtype or types[name])
+
     made = base.with_columns(
-        pl.Series("experience_id", [f"x{row}" for row in range(height)], pl.String),
-        pl.Series("response", [row[0] for row in rows], pl.String),
-        pl.Series("answer", [row[1] for row in rows], pl.String),
-        pl.Series("group_id", [f"g{row[2]}" for row in rows], pl.String),
-        pl.Series("token_count", [row[3] for row in rows], pl.Int64),
-        pl.Series("sample_index", [row[3] for row in rows], pl.Int32),
-        pl.Series("reward", [row[4] for row in rows], pl.Float64),
-        pl.Series("truncated", [row[5] for row in rows], pl.Boolean),
+        column("experience_id", [f"x{row}" for row in range(height)]),
+        column("response", [row["response"] for row in rows]),
+        column("answer", [row["answer"] for row in rows], pl.String()),
+        column("group_id", [f"g{row['group']}" for row in rows]),
+        column("token_count", [row["tokens"] for row in rows]),
+        column("sample_index", [row["sample"] for row in rows]),
+        column("turn_index", [row["turn"] for row in rows]),
+        column("reward", [row["reward"] for row in rows]),
+        column("truncated", [row["truncated"] for row in rows]),
+        column("made_by", [row["made_by"] for row in rows]),
+        column("messages", [row["messages"] for row in rows]),
+        # the same beginning for all, so that some rows begin with others
+        column("token_ids", [list(range(len(row["mask"]))) for row in rows]),
+        column("loss_mask", [row["mask"] for row in rows]),
+        column("total_tokens", [len(row["mask"]) for row in rows]),
+        column("logprobs", [[-1.0] * len(row["mask"]) if row["sampled"] else None for row in rows]),
+        column("mean_logprob", [-1.0 if row["sampled"] and row["mask"] else None for row in rows]),
     )
     check_operator(operator(kind), config(kind, **fields), made)
