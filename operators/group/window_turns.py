@@ -40,7 +40,8 @@ class WindowTurns(Operator[WindowTurnsConfig]):
     new turns as fit. The windows are the turns 0, 1, 2 … of one new group; messages after the last reply go with the
     last window. The window is encoded anew, so this is for text that nobody sampled: the tokens of a sampled row were
     drawn with all that stood before, and other context makes them another policy's. Such rows are kept or rejected. In
-    tokens the system message is counted by its upper bound, the first turn's prompt. A dialogue in which one turn alone
+    tokens the system message is counted by its upper bound, the first turn's prompt, and a dialogue without tokens, or
+    with replies that do not train, cannot be measured and is kept. A dialogue in which one turn alone
     is too long is rejected (`turn_too_long`).
     """
 
@@ -72,6 +73,8 @@ class WindowTurns(Operator[WindowTurnsConfig]):
 
     def _lengths(self, frame: pl.DataFrame, row: int, head: list[Any], turns: list[list[Any]]) -> tuple[int, list[int]]:
         """Length of the head, and of each turn."""
+        if not turns:
+            return 0, []
         if self.config.unit == "turn":
             return 0, [1] * len(turns)
         if self.config.unit == "word":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import polars as pl
 import pytest
 from operator_rows import apply, config, details, frame, reasons
@@ -224,3 +226,32 @@ def test_near_dedup_compares_with_earlier_passes_and_forgets_nothing():
     assert operator.apply(rows, context).verdicts["ref_id"].to_list() == ["old", "newest"]
     del past["old"]
     assert operator.apply(rows, context).verdicts["ref_id"].to_list() == ["newest"]
+
+
+def test_near_dedup_finds_what_comparing_every_pair_finds():
+    chance = random.Random(5)
+    words = [f"w{number}" for number in range(500)]
+    texts: list[list[str]] = []
+    for _ in range(80):
+        first = chance.choices(words, k=40)
+        texts.append(first)
+        for changes in (0, 1, 3, 8):
+            other = list(first)
+            for _ in range(changes):
+                other[chance.randrange(40)] = chance.choice(words)
+            texts.append(other)
+    shingles = [frozenset(" ".join(text[at : at + 3]) for at in range(38)) for text in texts]
+    kept: list[int] = []
+    wanted = set()
+    for row, mine in enumerate(shingles):
+        if any(len(mine & shingles[old]) >= 0.7 * len(mine | shingles[old]) for old in kept):
+            wanted.add(row)
+        else:
+            kept.append(row)
+    rows = frame({"response": [" ".join(text) for text in texts], "sample_index": list(range(len(texts)))})
+    found = near(rows, shingle=3, threshold=0.7)
+    for row, (_, ref) in found.items():
+        mine, other = shingles[row], shingles[int(ref[1:])]
+        assert len(mine & other) >= 0.7 * len(mine | other)
+    assert len(wanted) > 150
+    assert len(wanted & set(found)) >= 0.95 * len(wanted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from operators.testing import check_operator, hostile_frame, sample_frame
 COLUMNS = {"answer": pl.String(), "tools": pl.String()}
 """Info keys of the rows that the operators are tried on."""
 
-_FILES = Path(tempfile.mkdtemp())
-BENCHMARK, REWARDS = str(_FILES / "benchmark.jsonl"), str(_FILES / "rewards.csv")
-Path(BENCHMARK).write_text('{"question": "2+1?"}\n{"question": "the answer is four"}\n', encoding="utf-8")
-Path(REWARDS).write_text("experience_id,reward\nx0,1.0\nx1,\nx4,-2.5\nother,9\n", encoding="utf-8")
+DATA = Path(__file__).parent / "data"
+BENCHMARK, REWARDS = str(DATA / "benchmark.jsonl"), str(DATA / "rewards.csv")
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),

@@ -241,3 +241,9 @@ def test_only_imported_rows_that_nobody_sampled_get_copies():
     ):
         with pytest.raises(ValidationError, match=said):
             config("augment_prompt", **wrong)
+
+
+def test_dialogues_that_cannot_be_measured_in_tokens_are_kept():
+    alone = rows({"messages": [message("system", "s")]}, {"messages": []}, {"messages": turn(1) * 9})
+    alone = alone.with_columns(logprobs=pl.lit(None, pl.List(pl.Float32)))
+    assert reasons(apply("window_turns", alone, max=1)) == {}
