@@ -70,16 +70,22 @@ def address(text: str) -> bool:
     return not (found.is_unspecified or found.is_loopback)
 
 
+_DATE = re.compile(
+    r"(?<![0-9])(?:[0-9]{4}([-./ ])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-./ ])[0-9]{1,2}\2[0-9]{4})(?![0-9])"
+)
+
+
 def phone(text: str) -> bool:
-    """Whether the digits of `text` may be a telephone number: 8 to 15 of them (E.164), and no date."""
+    """Whether the digits of `text` may be a telephone number: 8 to 15 of them (E.164), and no date among them."""
     digits = sum(char.isdigit() for char in text)
-    return 8 <= digits <= 15 and not re.fullmatch(
-        r"[0-9]{4}([-./ ])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-./ ])[0-9]{1,2}\2[0-9]{4}", text
-    )
+    dated = text[0] not in "+(" and _DATE.search(text) is not None
+    return 8 <= digits <= 15 and not dated
 
 
 def random_looking(text: str) -> bool:
-    """Whether `text` is a secret rather than a word or a placeholder: over 3 bits of entropy a character."""
+    """Whether `text` is a secret rather than words: letters and digits, and over 3 bits of entropy a character."""
+    if not (any(char.isdigit() for char in text) and any(char.isalpha() for char in text)):
+        return False
     counts = [text.count(char) / len(text) for char in set(text)]
     return -sum(share * math.log2(share) for share in counts) > 3.0
 

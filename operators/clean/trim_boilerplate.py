@@ -15,7 +15,9 @@ _PREFIXES = (
     r"(?i:(?:sure|certainly|of course|absolutely|great question)[!.,]+)",
     r"(?i:(?:here is|here's|here’s|here are) (?:the|an|a|your|my) [^.!?:\n]{0,60}:)",
     r"(?i:i(?:'|’)?(?: a)?m sorry, but\b[^.!?\n]*[.!?]+)",
-    r"(?i:i (?:apologi[sz]e|cannot|can(?:'|’)t)\b[^.!?\n]*[.!?]+)",
+    r"(?i:i apologi[sz]e\b[^.!?\n]*[.!?]+)",
+    r"(?i:i (?:cannot|can(?:'|’)t|am unable to|am not able to) "
+    r"(?:help|assist|provide|comply|fulfil|answer|support|engage|discuss|do (?:that|this))\b[^.!?\n]*[.!?]+)",
 )
 _SUFFIXES = (
     r"(?i:i hope (?:this|that) helps\b[^.!?\n]*[.!?]+)",

@@ -52,6 +52,8 @@ def test_trim_boilerplate_takes_echo_and_phrases_from_both_ends():
     chatty = "What is 2+2? Sure! Here is the answer: It is 4. I hope this helps! Let me know if you need more."
     refusal = "As an AI language model, I cannot do that."
     assert mended("trim_boilerplate", chatty, refusal, "4. Sure, fine", None) == ["It is 4.", "", "4. Sure, fine", None]
+    sound = ["I can't see more than 4.", "I cannot be sure, but 4.", "I'm sure."]
+    assert mended("trim_boilerplate", *sound) == sound
     assert mended("trim_boilerplate", "What is 2+2? 4", echo=False) == ["What is 2+2? 4"]
     assert mended("trim_boilerplate", "OK OK 4 end", prefixes=["OK"], suffixes=["end"]) == ["4"]
 
@@ -149,7 +151,9 @@ def test_luhn_and_iban_check_what_their_standards_say():
         ("IBAN DE89 3704 0044 0532 0130 00.", "IBAN [IBAN].", 1),
         ("192.168.1.77 or 2001:db8::1, not 127.0.0.1 or 999.1.1.1", "[IP] or [IP], not 127.0.0.1 or 999.1.1.1", 2),
         ("api_key = 'aB3dE5fG7hJ9kL1m'", "api_key = '[PASSWORD]'", 1),
-        ("password: aaaaaaaaaaaaaaaa", "password: aaaaaaaaaaaaaaaa", 0),
+        ("password: aaaaaaaaaaaaaaaa", None, 0),
+        ("a token classification_head, bearer independently, token 123456789012", None, 0),
+        ("on 01-02-2024 03:04 and 02.03.2024 12", None, 0),
         ("key ghp_abcdefghijklmnopqrstuvwxyz0123456789 end", "key [TOKEN] end", 1),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nx", "[PRIVATE_KEY]\nx", 1),
         ("born 1999-01-02 at 12:30:45; 12345678; 3.1415926535; v1.2.3", None, 0),
