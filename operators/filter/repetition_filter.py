@@ -110,31 +110,46 @@ class RepetitionFilter(Operator[RepetitionFilterConfig]):
         """Shares of frequent and of repeated runs of words: name, limit, and (row, share)."""
         enough = pl.len().over("row") >= self.config.min_words
         words = words_of(texts, r"\S+").filter(enough).with_columns(size=pl.col("word").str.len_chars())
-        for length, limit in sorted(self.config.top_ngrams.items()):
-            runs = words.with_columns(run=gram(length))
-            counted = (
-                runs.filter(pl.col("run").is_not_null())
-                .group_by("row", "run")
-                .agg(count=pl.len())
-                .filter(pl.col("count") > 1)
-                .sort("row", "count", pl.col("run").str.len_chars(), "run", descending=[False, True, True, False])
-                .unique("row", keep="first", maintain_order=True)
-                .select("row", top="run")
-            )
-            marked = runs.join(counted, on="row", how="left", maintain_order="left")
-            yield f"top_{length}gram", limit, _covered(marked, pl.col("run") == pl.col("top"), length)
-        for length, limit in sorted(self.config.repeated_ngrams.items()):
+        top, repeated = self.config.top_ngrams, self.config.repeated_ngrams
+        found: dict[str, tuple[float, pl.DataFrame]] = {}
+        for length in sorted({*top, *repeated}):
             runs = words.with_columns(run=gram(length))
             again = pl.col("run").is_not_null() & ~pl.struct("row", "run").is_first_distinct()
-            yield f"repeated_{length}gram", limit, _covered(runs, again, length)
+            runs = runs.with_columns(again=again)
+            # A run of more words repeats only in texts in which one of fewer words does: others need no further look.
+            looping = runs.filter("again")["row"].unique()
+            runs = runs.filter(pl.col("row").is_in(looping.implode()))
+            words = runs.select(words.columns)
+            if length in top:
+                found[f"top_{length}gram"] = top[length], _covered(runs, _most_frequent(runs), length)
+            if length in repeated:
+                found[f"repeated_{length}gram"] = repeated[length], _covered(runs, runs["again"], length)
+        for name in [f"top_{n}gram" for n in sorted(top)] + [f"repeated_{n}gram" for n in sorted(repeated)]:
+            yield name, *found[name]
 
 
-def _covered(runs: pl.DataFrame, starts: pl.Expr, length: int) -> pl.DataFrame:
+def _most_frequent(runs: pl.DataFrame) -> pl.Series:
+    """Where the run begins that occurs most often in its text, twice at least; of several the longest, then the first
+    in the alphabet."""
+    counted = (
+        runs.filter(pl.col("run").is_not_null())
+        .group_by("row", "run")
+        .agg(count=pl.len())
+        .filter(pl.col("count") > 1)
+        .sort("row", "count", pl.col("run").str.len_chars(), "run", descending=[False, True, True, False])
+        .unique("row", keep="first", maintain_order=True)
+        .select("row", top="run")
+    )
+    marked = runs.join(counted, on="row", how="left", maintain_order="left")
+    return marked.select((pl.col("run") == pl.col("top")).fill_null(False)).to_series()
+
+
+def _covered(runs: pl.DataFrame, starts: pl.Series, length: int) -> pl.DataFrame:
     """Per row the share of characters in words that lie in a run of `length` words beginning where `starts` is true."""
-    name = "covered"
-    inside = starts.fill_null(False).cast(pl.Int8).rolling_max(length, min_samples=1).over("row")
+    inside = starts.cast(pl.Int8).alias("inside")
     return (
-        runs.with_columns(inside.alias(name))
+        runs.with_columns(inside)
+        .with_columns(pl.col("inside").rolling_max(length, min_samples=1).over("row"))
         .group_by("row")
-        .agg(share=(pl.col("size") * pl.col(name)).sum() / pl.col("size").sum())
+        .agg(share=(pl.col("size") * pl.col("inside")).sum() / pl.col("size").sum())
     )

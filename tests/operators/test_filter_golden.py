@@ -6,6 +6,8 @@ import json
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from operator_rows import apply, config, details, frame, reasons
 from pydantic import ValidationError
 
@@ -139,3 +141,33 @@ def test_decontaminate_takes_a_short_item_as_one_run(tmp_path):
         apply("decontaminate", rows, benchmarks=[{"path": file, "column": "text"}])
     with pytest.raises(ValidationError, match="min_words 5 is greater than n 4"):
         config("decontaminate", benchmarks=[{"path": file}], n=4, min_words=5)
+
+
+def naive_shares(words: list[str], length: int) -> tuple[float, float]:
+    """Shares of the most frequent run and of runs that occurred before, position by position."""
+    runs = [" ".join(words[at : at + length]) for at in range(len(words) - length + 1)]
+    total = sum(map(len, words))
+
+    def share(starts: list[int]) -> float:
+        inside = {at + step for at in starts for step in range(length)}
+        return sum(len(words[at]) for at in inside) / total
+
+    often = sorted({run for run in runs if runs.count(run) > 1}, key=lambda run: (-runs.count(run), -len(run), run))
+    top = [at for at, run in enumerate(runs) if often and run == often[0]]
+    return share(top), share([at for at, run in enumerate(runs) if run in runs[:at]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.sampled_from(["a", "b", "cc", "é"]), min_size=1, max_size=14), min_size=1, max_size=4),
+    lengths=st.sets(st.integers(1, 4), min_size=1),
+)
+def test_runs_of_words_have_the_shares_that_counting_by_hand_gives(texts, lengths):
+    rows = frame({"response": [" ".join(words) for words in texts]})
+    for length in lengths:
+        for place, name in enumerate(("top_ngrams", "repeated_ngrams")):
+            shares = [naive_shares(words, length)[place] for words in texts]
+            for limit in {0.0, 0.5, *(round(share, 3) for share in shares if share < 0.99)}:
+                others = dict.fromkeys(lengths, 1.0)
+                found = reasons(apply("repetition_filter", rows, **(NOTHING | {name: others | {length: limit}})))
+                assert set(found) == {row for row, share in enumerate(shares) if share > limit}
