@@ -43,6 +43,7 @@ OPERATORS = Registry(
         "exact_dedup": "operators.dedup.exact_dedup:ExactDedup",
         "group_reward_std": "operators.group.group_reward_std:GroupRewardStd",
         "near_dedup": "operators.dedup.near_dedup:NearDedup",
+        "semantic_dedup": "operators.dedup.semantic_dedup:SemanticDedup",
         "dynamic_sampling": "operators.group.dynamic_sampling:DynamicSampling",
         "group_complete": "operators.group.group_complete:GroupComplete",
         "group_reward_range": "operators.group.group_reward_range:GroupRewardRange",

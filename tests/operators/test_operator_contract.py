@@ -22,6 +22,8 @@ COLUMNS = {"answer": pl.String(), "tools": pl.String()}
 DATA = Path(__file__).parent / "data"
 BENCHMARK, REWARDS = str(DATA / "benchmark.jsonl"), str(DATA / "rewards.csv")
 
+STATIC = str(DATA / "static")
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]}),
     ("normalize_text", {"rewrite": True, "columns": ["response"]}),
@@ -91,6 +93,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("language_filter", {"keep": ["en", "und"], "into": "language"}),
     ("near_dedup", {"shingle": 1, "threshold": 0.5}),
     ("near_dedup", {"column": "answer", "keep": "best", "by": "reward", "scope": ["made_by"]}),
+    ("semantic_dedup", {"model": STATIC, "column": "response", "threshold": 0.95}),
     ("polars", {"expr": "pl.col('response').str.len_chars() > 2"}),
     ("polars", {"expr": "pl.col('token_count') - pl.col('token_count').mean()", "scope": "group", "use": "score"}),
     ("polars", {"expr": "pl.col('token_count').cum_sum()", "scope": "frame", "use": "column", "into": "n",
