@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import polars as pl
@@ -17,6 +18,7 @@ from pydantic import Field
 from buffer_engine.config import ComponentConfig
 
 Verdict = Literal["reject", "hold", "mask"]
+Cost = Literal["expression", "python", "model"]
 ErrorPolicy = Literal["raise", "reject", "hold"]
 
 
@@ -55,7 +57,8 @@ class Contract:
     Attributes:
         reads: columns it needs (see `operators.frame`; task info keys and earlier components are columns too).
         writes: columns it adds or replaces for later operators, with their type.
-        scores: components it writes (each becomes a Float64 column for later operators).
+        scores: components it writes (each becomes a Float64 column for later operators): one with its id as name, which
+            has the weight, and metrics without weight beside it whose names begin with the id and an underscore.
         scope: `row` (each row alone), `group` (needs whole groups) or `frame` (needs every row of the pass, as
             deduplication does).
         drops, holds, masks, adds: doors it may use besides keep.
@@ -74,7 +77,7 @@ class Contract:
     holds: bool = False
     masks: bool = False
     adds: bool = False
-    cost: Literal["expression", "python", "model"] = "expression"
+    cost: Cost = "expression"
     over: Literal["survivors", "all"] = "survivors"
     shapes: bool = False
 
@@ -117,8 +120,8 @@ class Result:
         scored: rows to which `scores` apply (bool of the frame's height); None: all of them.
         verdicts: columns row (UInt32 index into the frame), verdict, reason, detail (null), ref_id (null); a row has
             one line at most.
-        added: new rows: column parent (UInt32 index) and messages (list of struct with at least role and content);
-            None: none.
+        added: new rows: columns parent (UInt32 index) and messages (list of struct with at least role and content), and
+            those of `ADDED_SCHEMA` that are needed; None: none.
         errors: rows on which the operator failed.
         comments: experience row → text kept with its score.
     """
@@ -139,6 +142,25 @@ VERDICT_SCHEMA: dict[str, pl.DataType] = {
     "detail": pl.String(),
     "ref_id": pl.String(),
 }
+
+
+ADDED_SCHEMA: dict[str, pl.DataType] = {
+    "spans": pl.List(pl.Struct({"row": pl.UInt32(), "start": pl.Int32(), "stop": pl.Int32(), "trained": pl.Boolean()})),
+    "context_replies": pl.Int32(),
+    "bundle": pl.String(),
+    "sample_index": pl.Int32(),
+    "turn_index": pl.Int32(),
+    "group_size": pl.Int32(),
+    "info_json": pl.String(),
+}
+"""What an added row may say besides parent and messages; a column may be left out, and be null in single rows.
+
+spans: its tokens, put together from [start, stop) of rows of the frame, as they were sampled; they train where they
+trained before and `trained` is true. Null: the messages are encoded as text that nobody sampled.
+context_replies: first replies of such a text that do not train. bundle: rows of the operator with the same text here
+become one new group; null: a group of its own. sample_index: place in the bundle, null: the next one. turn_index:
+segment of the episode, null: 0. group_size: samples of the bundle when complete, null: its distinct sample_index.
+info_json: JSON object for the row."""
 
 
 class Operator(ABC, Generic[ConfigT]):
@@ -166,6 +188,13 @@ class Operator(ABC, Generic[ConfigT]):
 
         Pure: the same frame and context give the same result, in any batch split that keeps the scope whole.
         """
+
+    def files(self) -> tuple[Path, ...]:
+        """Files that the operator reads besides its frame.
+
+        They must be there when a plan is compiled; their content is part of the operator's fingerprint.
+        """
+        return ()
 
     def close(self) -> None:
         """Free what `apply` set up. The default holds nothing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from buffer_engine.errors import ConservationError, OperatorError
-from operators.base import VERDICT_SCHEMA, Contract, Result
+from operators.base import ADDED_SCHEMA, VERDICT_SCHEMA, Contract, Result
 
 _DOORS = {"reject": "drops", "hold": "holds", "mask": "masks"}
 
@@ -129,11 +129,28 @@ def _check_added(operator: str, contract: Contract, frame: pl.DataFrame, result:
         return
     if not contract.adds:
         raise OperatorError(f"operator {operator!r} added rows, but its contract does not declare `adds`")
-    if result.added.columns != ["parent", "messages"]:
-        raise OperatorError(f"operator {operator!r}: added rows have the columns {result.added.columns}")
+    found = dict(result.added.schema)
+    if result.added.columns[:2] != ["parent", "messages"] or not set(result.added.columns[2:]) <= set(ADDED_SCHEMA):
+        known = ", ".join(ADDED_SCHEMA)
+        raise OperatorError(
+            f"operator {operator!r}: added rows have the columns {result.added.columns}; "
+            f"they may have parent, messages and then {known}"
+        )
+    for name in result.added.columns[2:]:
+        if found[name] != ADDED_SCHEMA[name]:
+            raise OperatorError(
+                f"operator {operator!r}: column {name!r} of added rows is {found[name]}, not {ADDED_SCHEMA[name]}"
+            )
     parents: list[int | None] = result.added["parent"].to_list()
     beyond = [row for row in parents if row is None or not 0 <= row < frame.height]
     if beyond:
         raise ConservationError(
             f"operator {operator!r}: an added row has parent {beyond[0]}, but the frame has {frame.height} rows"
         )
+    if "spans" in result.added.columns:
+        rows = result.added["spans"].drop_nulls().explode().drop_nulls().struct.field("row")
+        odd = rows.filter(rows.is_null() | (rows >= frame.height))
+        if len(odd):
+            raise ConservationError(
+                f"operator {operator!r}: a span is of row {odd[0]}, but the frame has {frame.height} rows"
+            )

@@ -19,7 +19,7 @@ from buffer_engine.identity import stable_digest, stable_seed
 from buffer_engine.schema import DECISIONS, OPERATOR_RUNS, SCORES
 from operators.base import Context, Result
 from operators.frame import ALWAYS
-from operators.guard import apply_guarded, describe
+from operators.guard import apply_guarded, describe, moved_spans
 from operators.ledger import Ledger
 from operators.plan import OperatorPlan, PlannedOperator
 
@@ -45,7 +45,8 @@ class CurationResult:
         scores: rows of `schema.SCORES`.
         decisions: rows of `schema.DECISIONS`: one keep, reject or hold per row that went in, and any masks beside it.
         runs: rows of `schema.OPERATOR_RUNS`: the intake (position -1), then one per operator.
-        added: rows to create: parent_id, made_by (operator id), messages. They enter a later pass, not this one.
+        added: rows to create: parent_id, made_by (operator id), messages, and what operators gave of `ADDED_SCHEMA`,
+            where spans name rows by experience_id. They enter a later pass, not this one.
         survivors: the frame of the kept rows, with derived columns, components and reward as they are at the end.
     """
 
@@ -218,7 +219,9 @@ class _Pass:
         for name in planned.contract.scores:
             values = result.scores[name].filter(counted)
             before = self.ledger.written.height
-            self.ledger = self.ledger.score(name, ids, values, planned.weight or 0.0)
+            # Only the component with the operator's own name has a share in the reward; those beside it are metrics.
+            weight = planned.weight if name == planned.id else None
+            self.ledger = self.ledger.score(name, ids, values, weight or 0.0)
             rows = self.ledger.written[before:].with_columns(comment=comments.filter(counted))
             self.scores.append(rows.with_columns(author=pl.lit(planned.id)))
             self.rows = self.rows.with_columns(self.ledger.values(name, self.rows["experience_id"]))
@@ -230,11 +233,13 @@ class _Pass:
     def _take_added(self, planned: PlannedOperator, positions: pl.Series, result: Result, counts: _Counts) -> None:
         if result.added is None or result.added.height == 0:
             return
-        parents = self.rows["experience_id"].gather(positions.gather(result.added["parent"]))
-        rows = result.added.select("messages")
-        self.added.append(
-            rows.select(parents.alias("parent_id"), pl.lit(planned.id).alias("made_by"), pl.col("messages"))
-        )
+        ids = self.rows["experience_id"].gather(positions)
+        rows = moved_spans(result.added, ids)
+        if "spans" in rows.columns:
+            named = pl.element().struct.rename_fields(["experience_id", "start", "stop", "trained"])
+            rows = rows.with_columns(pl.col("spans").list.eval(named))
+        rows = rows.with_columns(parent_id=ids.gather(rows["parent"]), made_by=pl.lit(planned.id))
+        self.added.append(rows.select("parent_id", "made_by", pl.exclude("parent", "parent_id", "made_by")))
         counts.added = rows.height
 
     def _take_verdicts(

@@ -64,6 +64,8 @@ FRAME_COLUMNS: Mapping[str, FrameColumn] = dict(
         _plain("group_id", pl.String(), "siblings that play one task together; always there"),
         _plain("group_size", pl.Int32(), "how many samples the group has when complete"),
         _plain("sample_index", pl.Int32(), "0-based position in the group"),
+        _plain("attempt", pl.Int32(), "0-based retry number"),
+        _plain("turn_index", pl.Int32(), "0-based segment of the episode; above 0 where an episode has several rows"),
         _plain("partition", pl.String(), "train | eval"),
         _plain("model_version", pl.Int64(), "oldest weight version that sampled a token; null: no model"),
         _plain("made_by", pl.String(), "explorer | import | id of the operator that made the row"),

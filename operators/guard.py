@@ -97,7 +97,8 @@ def merge(contract: Contract, parts: Sequence[tuple[list[int], Result]]) -> Resu
         if result.verdicts is not None:
             verdicts.append(result.verdicts.with_columns(row=index.gather(result.verdicts["row"])))
         if result.added is not None:
-            added.append(result.added.with_columns(parent=index.gather(result.added["parent"])))
+            moved = result.added.with_columns(parent=index.gather(result.added["parent"]))
+            added.append(moved_spans(moved, index))
     return Result(
         columns={
             name: pl.concat([result.columns[name] for _, result in parts]).gather(order) for name in contract.writes
@@ -107,10 +108,23 @@ def merge(contract: Contract, parts: Sequence[tuple[list[int], Result]]) -> Resu
         },
         scored=pl.concat([_scored(rows, result) for rows, result in parts]).gather(order),
         verdicts=pl.concat(verdicts).sort("row") if verdicts else None,
-        added=pl.concat(added).sort("parent", maintain_order=True) if added else None,
+        added=pl.concat(added, how="diagonal").sort("parent", maintain_order=True) if added else None,
         errors=[RowError(rows[error.row], error.message) for rows, result in parts for error in result.errors],
         comments={rows[row]: text for rows, result in parts for row, text in result.comments.items()},
     )
+
+
+def moved_spans(added: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
+    """`added` with the row of every span replaced by its entry in `names`; the field is called as before."""
+    if "spans" not in added.columns:
+        return added
+    spans = added.select("spans").with_row_index("new__")
+    flat = spans.filter(pl.col("spans").list.len() > 0).explode("spans")
+    moved = flat.with_columns(
+        pl.col("spans").struct.with_fields(names.gather(flat["spans"].struct.field("row")).alias("row"))
+    )
+    lists = moved.group_by("new__", maintain_order=True).agg("spans")
+    return added.with_columns(spans.select("new__").join(lists, on="new__", how="left", maintain_order="left")["spans"])
 
 
 def _scored(rows: list[int], result: Result) -> pl.Series:

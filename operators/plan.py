@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import polars as pl
+import xxhash
 
 from buffer_engine.errors import ConfigError, Problem, did_you_mean
 from buffer_engine.identity import stable_digest
@@ -113,10 +114,15 @@ def compile_operators(
 
 
 def fingerprint(operator: Operator[Any]) -> str:
-    """Hash of an operator's class, version and parameters; its id does not count."""
+    """Hash of an operator's class, version and parameters, and of the files it reads; its id does not count.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     kind = type(operator)
     parameters = operator.config.model_dump(mode="json", exclude={"id"})
-    return stable_digest(f"{kind.__module__}:{kind.__qualname__}", kind.version, parameters)
+    contents = [xxhash.xxh3_128_hexdigest(file.read_bytes()) for file in operator.files()]
+    return stable_digest(f"{kind.__module__}:{kind.__qualname__}", kind.version, parameters, *contents)
 
 
 class _Compiler:
@@ -130,6 +136,7 @@ class _Compiler:
     ) -> None:
         self._configs = configs
         self._info = dict(available)
+        self._ids = {config.name for config in configs}
         self._path = path
         self._problems: list[Problem] = []
         self._types: dict[str, pl.DataType] = {name: pl.Float64() for name in components}
@@ -192,7 +199,12 @@ class _Compiler:
             expected = operator_class.Config.__name__
             self._report(f"operator {config.name!r} is configured by {type(config).__name__}, not {expected}", place)
             return None
-        return operator_class(config)
+        operator = operator_class(config)
+        missing = [file for file in operator.files() if not file.is_file()]
+        for file in missing:
+            entry = _entry_of(config, str(file))
+            self._report(f"operator {config.name!r} reads the file {str(file)!r}, which is not there", place, entry)
+        return None if missing else operator
 
     def _place(
         self,
@@ -286,10 +298,15 @@ class _Compiler:
     def _check_promises(self, place: int, config: OperatorConfig, contract: Contract) -> bool:
         before = len(self._problems)
         for name in contract.scores:
-            if name != config.name:
+            if name != config.name and not name.startswith(f"{config.name}_"):
                 self._report(
-                    f"operator {config.name!r} scores {name!r}; a component is named by its operator's id", place
+                    f"operator {config.name!r} scores {name!r}; a component is named by its operator's id, a metric "
+                    f"beside it begins with {config.name}_",
+                    place,
                 )
+            elif name != config.name and (name in self._given or name in self._written or name in self._ids):
+                fix = f"give operator #{place} another id"
+                self._report(f"operator {config.name!r} scores {name!r}, a name that is taken", place, "id", fix)
             if not isinstance(config, ScoreOperatorConfig):
                 self._report(f"operator {config.name!r} scores, but its configuration has no `weight`", place)
         for name, dtype in contract.writes.items():

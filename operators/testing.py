@@ -1,7 +1,8 @@
 """The contract of operators as a check that anyone can run on their own operator.
 
 `check_operator(MyOperator, config, frame)` calls the operator in every way that must not change its answer: twice, on
-fewer columns, on shuffled rows, row by row or group by group. What differs is named in a sentence.
+fewer columns, on shuffled rows, row by row or group by group, and once with the whole pass around it, which counts the
+rows. What differs is named in a sentence. `hostile_frame` has the rows that break operators.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import Any
 import polars as pl
 
 from buffer_engine.errors import OperatorError
-from operators.base import Context, Contract, Operator, OperatorConfig, Result
+from operators.base import Context, Contract, Operator, OperatorConfig, Result, operator_type
 from operators.checking import check_result
+from operators.engine import run_operators
 from operators.frame import ALWAYS, FRAME_COLUMNS, info_dtype
+from operators.plan import compile_operators
+from operators.registry import OPERATORS
 
 CONTEXT = Context(seed=7, model_version=5, step=3)
 """The moment in which operators are checked."""
@@ -35,7 +39,7 @@ def sample_frame(columns: Mapping[str, pl.DataType] | None = None) -> pl.DataFra
         rows.append(
             {
                 "experience_id": f"x{place}", "task_id": f"t{place // 3}", "group_id": f"g{place // 3}",
-                "group_size": 3, "sample_index": place % 3, "partition": "train",
+                "group_size": 3, "sample_index": place % 3, "attempt": 0, "turn_index": 0, "partition": "train",
                 "model_version": None if place == 4 else place % 6,
                 "made_by": "import" if place % 2 else "explorer", "stop_reason": "length" if place == 5 else "eos",
                 "eos_sampled": place != 5, "truncated": place == 5, "error": None,
@@ -51,6 +55,45 @@ def sample_frame(columns: Mapping[str, pl.DataType] | None = None) -> pl.DataFra
     frame = pl.DataFrame(rows, schema={name: column.dtype for name, column in FRAME_COLUMNS.items()})
     for name, dtype in (columns or {}).items():
         frame = frame.with_columns(_values(info_dtype(dtype), frame.height).alias(name))
+    return frame
+
+
+_HOSTILE = (
+    "", " \n\t ", "\0\x1b[0m\u202e\ufeff", "e\u0301\u200d👩‍👩‍👧 ٣٤ ４ ﷽",
+    "```json\n{\"a\": [1, 2\n```", "<b>**[x](y)</b> `z",
+    "((((((((((", "\\ $1 \\1 %s {} {0} ''; DROP TABLE rows; --", "NaN inf -0 1e999 null None", "a " * 40_000,
+    "".join(chr(point) for point in range(0x100, 0xD7FF, 97)),
+)  # fmt: skip
+
+
+def hostile_frame(columns: Mapping[str, pl.DataType] | None = None) -> pl.DataFrame:
+    """Rows that break operators: empty and blank text, control and combining characters, half-open markup, 80,000
+    characters in one text, empty dialogues and token lists, and null in every column that may be null.
+
+    Args:
+        columns: as for `sample_frame`; every other value is null.
+    """
+    height = len(_HOSTILE)
+    frame = pl.concat([sample_frame()[:1]] * height).with_columns(
+        pl.Series("experience_id", [f"x{row}" for row in range(height)]),
+        pl.Series("group_id", [f"g{row // 4}" for row in range(height)]),
+        pl.Series("sample_index", [row % 4 for row in range(height)], pl.Int32),
+        pl.Series("prompt", _HOSTILE[::-1]),
+        pl.Series("response", _HOSTILE),
+        pl.Series("messages", [
+            [] if row % 3 == 0 else [_message("user", None), _message("assistant", text)] * (1 + row % 3)
+            for row, text in enumerate(_HOSTILE)
+        ], FRAME_COLUMNS["messages"].dtype),
+        pl.Series("reward", [None if row % 2 else 1e308 * (-1) ** (row // 2) for row in range(height)], pl.Float64),
+        *(pl.when(pl.int_range(pl.len()) % 2 == 0).then(pl.lit(None)).otherwise(pl.col(name)).alias(name)
+          for name in ("model_version", "logprobs", "mean_logprob", "eos_sampled")),
+        *(pl.lit([], dtype=FRAME_COLUMNS[name].dtype).alias(name) for name in ("token_ids", "loss_mask")),
+        token_count=pl.lit(0, pl.Int64), total_tokens=pl.lit(0, pl.Int64), prompt_length=pl.lit(0, pl.Int32),
+    ).select(list(FRAME_COLUMNS))  # fmt: skip
+    for name, dtype in (columns or {}).items():
+        values = _values(info_dtype(dtype), height)
+        odd = pl.Series([row % 2 == 0 for row in range(height)])
+        frame = frame.with_columns(values.set(odd, None).alias(name))
     return frame
 
 
@@ -103,6 +146,8 @@ class _Suite:
             self._compare(self._outcome(shuffled), expected, "sees the rows in another order")
             self._check_empty()
             self._check_splits(expected)
+            self._check_living()
+            self._check_conservation()
         finally:
             self._operator.close()
 
@@ -145,6 +190,36 @@ class _Suite:
         unit = "row by row" if self._contract.scope == "row" else "group by group"
         self._compare(found, expected, f"runs {unit}")
 
+    def _check_living(self) -> None:
+        """Rows that earlier operators took out are seen with `over: all` and never judged."""
+        if self._contract.over == "all" and self._frame.height:
+            dead = pl.int_range(pl.len()) % 3 == 1
+            self._apply(
+                self._operator,
+                self._full.with_columns(alive=~dead).select(list(dict.fromkeys((*self._frame.columns, "alive")))),
+            )
+
+    def _check_conservation(self) -> None:
+        """In a whole pass every row leaves through one door, and a second pass gives the same verdicts."""
+        kind = operator_type(self._operator)
+        if kind not in OPERATORS.names() or self._frame.is_empty():
+            return
+        info = {name: dtype for name, dtype in self._full.schema.items() if name not in FRAME_COLUMNS}
+        plan = compile_operators([self._config], available=info, has_reward=True)
+        frame = self._full.with_columns(error=pl.lit(None, pl.String))
+        first, second = (
+            run_operators(plan, frame, seed=7, step=3, model_version=5, pass_id="p", run_id="r", history=self._history)
+            for _ in range(2)
+        )
+        columns = ["experience_id", "verdict", "reason"]
+        _require(
+            first.decisions.select(columns).equals(second.decisions.select(columns)),
+            f"{self._name} gives other verdicts when a pass is repeated",
+        )
+
+    def _history(self, columns: Sequence[str]) -> pl.DataFrame:
+        return self._context.history(columns)
+
     def _compare(self, found: _Outcome, expected: _Outcome, when: str) -> None:
         for experience_id, wanted in expected.items():
             got = found[experience_id]
@@ -165,8 +240,11 @@ def _by_row(frame: pl.DataFrame, result: Result) -> _Outcome:
     errors = {error.row: error.message for error in result.errors}
     added: dict[int, list[Any]] = {}
     if result.added is not None:
-        for parent, messages in result.added.rows():
-            added.setdefault(parent, []).append(messages)
+        ids = frame["experience_id"].to_list()
+        for new in result.added.to_dicts():
+            # Rows are named by their place, which is another in every order.
+            spans = [span | {"row": ids[span["row"]]} for span in new.pop("spans", None) or ()]
+            added.setdefault(new.pop("parent"), []).append((new, spans))
     return {
         experience_id: (
             verdicts.get(row),
@@ -185,7 +263,7 @@ def _plain(value: Any) -> Any:
     return value.to_list() if isinstance(value, pl.Series) else value
 
 
-def _message(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str | None) -> dict[str, Any]:
     return {"role": role, "content": content, "tool_calls": None, "tool_call_id": None, "media": []}
 
 

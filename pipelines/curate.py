@@ -6,7 +6,6 @@ the pass cursor become visible together or not at all. A pass that is interrupte
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,15 +16,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffer_engine.identity import experience_id, group_id, stable_seed
+from buffer_engine.identity import stable_seed
 from buffer_engine.schema import ROLLOUTS
 from buffer_engine.store.base import ExperienceStore
 from buffer_engine.store.damage import past_damage
-from explorers.base import Engine, Message
+from explorers.base import Engine
 from operators.engine import CurationResult, run_operators
 from operators.frame import build_frame, current_reward
 from operators.plan import OperatorPlan
-from pipelines.clock import now
+from pipelines.added_rows import added_rollouts, carried_scores
 from pipelines.cursors import RunCursors
 from pipelines.metrics import metric_rows
 
@@ -189,7 +188,13 @@ class Curator:
             "metrics": metric_rows(self._run_id, numbers),
         }
         if added:
-            tables["rollouts"] = self._new_rows(rollouts, result.added, number)
+            tables["rollouts"] = added_rollouts(
+                rollouts, result.added, run_id=self._run_id, number=number, engine=self._engine
+            )
+            carried = carried_scores(
+                result.added, tables["rollouts"], scores, components=self._plan.components, run_id=self._run_id
+            )
+            tables["scores"] = pa.concat_tables([result.scores, carried])
         self._store.append_all(
             {name: table for name, table in tables.items() if table.num_rows},
             cursors={self._cursors.passes: number + 1},
@@ -250,42 +255,3 @@ class Curator:
             columns={"experience_id", *columns},
             info_columns=self._info_columns,
         )
-
-    def _new_rows(self, parents: pa.Table, added: pl.DataFrame, number: int) -> pa.Table:
-        """Rollouts for the rows that operators made: new text, new ids, the parent's task, a group of their own."""
-        by_id = {row["experience_id"]: row for row in parents.to_pylist()}
-        rows: list[dict[str, Any]] = []
-        # A loop over rows: each needs its own tokenisation, which dominates.
-        for index, new in enumerate(added.to_dicts()):
-            parent = by_id[new["parent_id"]]
-            messages = [Message(role=m["role"], content=m["content"]) for m in new["messages"]]
-            if self._engine is not None:
-                token_ids, mask = self._engine.encode_dialogue(messages)
-                tokenizer, template = self._engine.tokenizer_id, self._engine.template_hash
-            else:
-                token_ids, mask, tokenizer, template = (), (), None, None
-            group = group_id(self._run_id, f"{parent['experience_id']}/{new['made_by']}", number)
-            rows.append(
-                {
-                    **parent,
-                    "experience_id": experience_id(self._run_id, parent["task_id"], group, 0, index, 0),
-                    "parent_id": parent["experience_id"],
-                    "made_by": new["made_by"],
-                    "group_id": group,
-                    "group_size": 1,
-                    "attempt": 0,
-                    "sample_index": 0,
-                    "turn_index": 0,
-                    "messages": [message.as_dict() for message in messages],
-                    "token_ids": list(token_ids),
-                    "loss_mask": list(mask),
-                    "logprobs": None,
-                    "token_versions": [],
-                    "prompt_length": mask.index(True) if True in mask else len(mask),
-                    "tokenizer_id": tokenizer,
-                    "template_hash": template,
-                    "info_json": json.dumps({"pass": number}),
-                    "created_at": now(),
-                }
-            )
-        return pa.Table.from_pylist(rows, schema=ROLLOUTS.schema)

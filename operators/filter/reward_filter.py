@@ -42,7 +42,9 @@ class RewardFilter(Operator[RewardFilterConfig]):
         too_low = pl.lit(False) if low is None else value < low
         too_high = pl.lit(False) if high is None else value > high
         # `+ 0` makes text an error instead of casting it to numbers that are not there.
-        values = frame.select(value=(pl.col(self.config.column) + 0).cast(pl.Float64).fill_nan(None))
+        number = (pl.col(self.config.column) + 0).cast(pl.Float64).fill_nan(None)
+        # -0.0 is 0.0 here: which of the two `+ 0` leaves depends on how many rows there are, and the detail shows it.
+        values = frame.select(value=pl.when(number == 0).then(0.0).otherwise(number))
         return Result(
             verdicts=verdicts_of(
                 values,

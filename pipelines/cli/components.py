@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,13 +36,33 @@ def _registries() -> Mapping[str, Callable[[], Registry]]:
 
 
 def operators(
-    name: Annotated[str | None, typer.Argument(help="explain this one; without a name, list all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="explain this one, or `new` to write one; without a name, list all")
+    ] = None,
+    new_name: Annotated[str | None, typer.Argument(metavar="[NEW_NAME]", help="after `new`: its name")] = None,
     kind: Annotated[
         str,
-        typer.Option("--kind", help="operators | tasks | workflows | models | trainers | algorithms | advantages"),
+        typer.Option(
+            "--kind",
+            help="operators | tasks | workflows | models | trainers | algorithms | advantages; after `new` the family: "
+            "clean | format | filter | score | reward | dedup | group | augment | select",
+        ),
     ] = "operators",
+    into: Annotated[Path | None, typer.Option("--into", help="after `new`: folder of a plug-in to write it to")] = None,
 ) -> None:
-    """List operators, or explain one: its fields, what it reads and writes. Other components with --kind."""
+    """List operators, or explain one: its fields, what it reads and writes. Other components with --kind.
+
+    `operators new NAME --kind filter` writes a new operator with its test, to begin from.
+    """
+    if name == "new":
+        from pipelines.operator_template import new_operator
+
+        if new_name is None:
+            raise UsageError("operators new needs a name → buffer-engine operators new loud_filter --kind filter")
+        print_text(new_operator(new_name, "filter" if kind == "operators" else kind, into=into, root=Path.cwd()))
+        return
+    if new_name is not None or into is not None:
+        raise UsageError("a second name and --into belong to `operators new NAME`")
     from pipelines.reference import component_text, listing
 
     known = _registries()

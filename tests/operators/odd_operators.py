@@ -6,7 +6,16 @@ from typing import Any, ClassVar, Literal
 
 import polars as pl
 
-from operators.base import Context, Contract, Operator, OperatorConfig, Result, RowError, ScoreOperatorConfig
+from operators.base import (
+    ADDED_SCHEMA,
+    Context,
+    Contract,
+    Operator,
+    OperatorConfig,
+    Result,
+    RowError,
+    ScoreOperatorConfig,
+)
 from operators.registry import OPERATORS
 from operators.verdicts import verdicts_of
 
@@ -55,7 +64,7 @@ class Broken(Operator[BrokenConfig]):
         writes: dict[str, pl.DataType] = {"made": pl.Int64()} if self.config.fault.startswith("column") else {}
         return Contract(
             reads=frozenset(("response",)), writes=writes, scores=scores, cost="python",
-            drops=self.config.fault not in ("undeclared_door",), adds=self.config.fault == "added_orphan",
+            drops=self.config.fault not in ("undeclared_door",), adds=self.config.fault.startswith("added"),
         )  # fmt: skip
 
     def apply(self, frame: pl.DataFrame, context: Context) -> Result:
@@ -84,8 +93,38 @@ class Broken(Operator[BrokenConfig]):
                 scores={name: zeros}, scored=pl.Series([None] * height, dtype=pl.Boolean)
             ),
             "added_orphan": lambda: Result(added=pl.DataFrame({"parent": [height], "messages": [[]]})),
+            "added_column": lambda: Result(added=pl.DataFrame({"parent": [0], "messages": [[]], "tokens": [[1]]})),
+            "added_type": lambda: Result(added=pl.DataFrame({"parent": [0], "messages": [[]], "bundle": [1]})),
+            "added_span": lambda: Result(added=spans_of(0, height)),
         }
         return results[self.config.fault]()
+
+
+def spans_of(parent: int, row: int) -> pl.DataFrame:
+    """One added row made of the first token of `row`."""
+    span = {"row": row, "start": 0, "stop": 1, "trained": True}
+    schema = {"parent": pl.UInt32(), "messages": pl.List(pl.Struct({"role": pl.String()}))}
+    return pl.DataFrame(
+        {"parent": [parent], "messages": [[]], "spans": [[span]]}, schema=schema | {"spans": ADDED_SCHEMA["spans"]}
+    )
+
+
+class CopyingConfig(OperatorConfig):
+    bad: str = ""
+
+
+class Copying(Operator[CopyingConfig]):
+    """Adds to each row a copy made of its tokens; raises when it sees the bad row."""
+
+    Config = CopyingConfig
+
+    def contract(self) -> Contract:
+        return Contract(reads=frozenset(("response",)), adds=True, cost="python")
+
+    def apply(self, frame: pl.DataFrame, context: Context) -> Result:
+        if self.config.bad in frame["experience_id"].to_list():
+            raise ValueError("bad row")
+        return Result(added=pl.concat([spans_of(row, row) for row in range(frame.height)] or [spans_of(0, 0).clear()]))
 
 
 class ChaosConfig(ScoreOperatorConfig):
@@ -154,5 +193,11 @@ class Sneaky(Operator[SneakyConfig]):
 
 def register(monkeypatch: Any) -> None:
     """Make these operators loadable by name for one test."""
-    for name, target in (("failing", "Failing"), ("broken", "Broken"), ("chaos", "Chaos"), ("sneaky", "Sneaky")):
+    for name, target in (
+        ("failing", "Failing"),
+        ("broken", "Broken"),
+        ("chaos", "Chaos"),
+        ("sneaky", "Sneaky"),
+        ("copying", "Copying"),
+    ):
         monkeypatch.setitem(OPERATORS.builtin, name, f"odd_operators:{target}")

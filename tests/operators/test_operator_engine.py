@@ -168,6 +168,9 @@ def test_on_error_holds_or_stops_when_asked_to():
         ("score_undeclared", OperatorError, "wrote score 'other'"),
         ("score_flag_null", OperatorError, "`scored` has nulls"),
         ("added_orphan", ConservationError, "an added row has parent 2"),
+        ("added_column", OperatorError, "they may have parent, messages and then spans"),
+        ("added_type", OperatorError, "column 'bundle' of added rows is Int64, not String"),
+        ("added_span", ConservationError, "a span is of row 2, but the frame has 2 rows"),
     ],
 )
 def test_a_result_that_breaks_its_contract_stops_the_pass_and_names_the_operator(fault, error, text):
@@ -348,3 +351,10 @@ def test_whatever_operators_do_every_row_leaves_through_one_door(steps, failed, 
         shuffled = list(range(frame.height))
         order.shuffle(shuffled)
         assert fates(run(frame[shuffled], *pipeline)) == found
+
+
+def test_spans_name_their_rows_wherever_a_failing_row_made_the_frame_be_cut():
+    result = run(rows("a", "b", "c", "d", "e"), config("copying", bad="x2", where="response <> 'a'"))
+    assert fates(result)["x2"] == ("reject", "copying", "error")
+    named = [(row["parent_id"], row["spans"][0]["experience_id"]) for row in result.added.to_dicts()]
+    assert named == [("x1", "x1"), ("x3", "x3"), ("x4", "x4")]
