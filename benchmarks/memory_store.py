@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from buffer_engine.errors import StoreError
 from buffer_engine.schema import BATCH_STATE, ROLLOUT_STATE
@@ -122,10 +123,13 @@ class MemoryStore:
         places = [(self._rows[one].part, self._rows[one].at) for one in experience_ids]
         return self._at("rollouts", places, columns)
 
-    def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
-        """Scores or decisions in the order of arrival."""
+    def narrow(self, table: str, ids: Sequence[str]) -> pa.Table:
+        """Rows by the first column of their key, in the order of arrival."""
+        if table not in self._about:
+            whole = self.table(table)
+            return whole.filter(pc.is_in(whole.column(table_spec(table).key[0]), value_set=pa.array(ids, pa.string())))
         about = self._about[table]
-        return self._at(table, sorted(place for one in experience_ids for place in about.get(one, ())), None)
+        return self._at(table, sorted(place for one in ids for place in about.get(one, ())), None)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """Run of each stored rollout."""

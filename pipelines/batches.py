@@ -171,13 +171,7 @@ def assemble_batch(store: ExperienceStore, batch: pa.Table, rows: pa.Table) -> T
 
 def stored_manifest(store: ExperienceStore, batch_id: str) -> tuple[pa.Table, pa.Table]:
     """The `batches` row and the `batch_rows` of a prepared or committed batch; both empty when there is none."""
-    batches = store.table("batches")
-    batch = batches.filter(pc.equal(batches.column("batch_id"), batch_id))
-    if batch.num_rows == 0:
-        # The usual case of a fresh step: the rows of all earlier batches need not be looked through.
-        return batch, BATCH_ROWS.schema.empty_table()
-    rows = store.table("batch_rows")
-    return batch, rows.filter(pc.equal(rows.column("batch_id"), batch_id))
+    return store.narrow("batches", [batch_id]), store.narrow("batch_rows", [batch_id])
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

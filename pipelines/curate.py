@@ -235,9 +235,7 @@ class Curator:
         )
 
     def _task_rows(self, rollouts: pa.Table) -> pa.Table:
-        wanted = pc.unique(rollouts.column("task_id"))
-        tasks = self._store.table("tasks")
-        return tasks.filter(pc.is_in(tasks.column("task_id"), value_set=wanted))
+        return self._store.narrow("tasks", pc.unique(rollouts.column("task_id")).to_pylist())
 
     def _history(self, columns: Sequence[str]) -> pl.DataFrame:
         """Kept rows of earlier passes of this run, with the columns asked for."""

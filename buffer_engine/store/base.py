@@ -261,8 +261,15 @@ class ExperienceStore(Protocol):
         """
         ...
 
-    def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
-        """All rows of `scores` or `decisions` about these rollouts, in commit order."""
+    def narrow(self, table: str, ids: Sequence[str]) -> pa.Table:
+        """Rows with one of these ids in the first column of their key, in commit order; costs what they weigh.
+
+        `scores` and `decisions` are asked by rollout, `tasks` by task, `batches`, `batch_rows` and `token_stats` by
+        batch.
+
+        Raises:
+            SchemaError: the table is none of these.
+        """
         ...
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:

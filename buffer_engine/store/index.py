@@ -55,6 +55,15 @@ def places_of(connection: Connection, experience_ids: Sequence[str]) -> list[tup
     ).fetchall()
 
 
+def places_by_key(connection: Connection, spec: TableSpec, ids: Sequence[str]) -> list[Place]:
+    """(frame, row) of a table's rows with one of `ids` in the first column of their key, in commit order."""
+    return connection.execute(
+        f"SELECT frame_id, row FROM index_{spec.name} "
+        f"WHERE {spec.key[0]} IN (SELECT value FROM json_each(?)) ORDER BY frame_id, row",
+        (json.dumps(list(ids)),),
+    ).fetchall()
+
+
 def unknown_rollouts(connection: Connection, experience_ids: Iterable[str]) -> set[str]:
     """Those of the ids that no stored rollout has."""
     wanted = list(experience_ids)

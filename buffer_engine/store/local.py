@@ -33,7 +33,7 @@ from buffer_engine.store.cold import ColdFiles, cold_files
 from buffer_engine.store.compact import GRACE_SECONDS, Compaction, Compactor, Progress
 from buffer_engine.store.damage import GuardedReader
 from buffer_engine.store.erase import Eraser, EraseRule, Erasure
-from buffer_engine.store.keyblocks import KeyBlocks, only_about
+from buffer_engine.store.keyblocks import BLOCKED, KeyBlocks, only_about
 from buffer_engine.store.media import MediaStore
 from buffer_engine.store.padded import TOKEN_COLUMNS, PackedRows, PadBuffers, PaddedBatch, TokenReader, token_columns
 from buffer_engine.store.parts import Parts, frame_writer
@@ -193,13 +193,17 @@ class LocalStore:
             experience_ids, places, frames, wanted, out=out
         ))  # fmt: skip
 
-    def narrow(self, table: str, experience_ids: Sequence[str]) -> pa.Table:
-        """See `ExperienceStore.narrow`; `batch_rows` is not indexed by rollout and cannot be asked for."""
-        if table not in ("scores", "decisions"):
-            raise SchemaError(f"narrow reads scores or decisions, not {table!r}; use table() or scan()")
-        connection = self._catalog.read()
-        asked = self._blocks.about(connection, table, experience_ids)
-        return only_about(self._quarantine.rows_found(connection, asked, table_spec(table)), experience_ids)
+    def narrow(self, table: str, ids: Sequence[str]) -> pa.Table:
+        """See `ExperienceStore.narrow`."""
+        spec, connection = table_spec(table), self._catalog.read()
+        if table in BLOCKED:
+            asked = self._blocks.about(connection, table, ids)
+            return only_about(self._quarantine.rows_found(connection, asked, spec), ids)
+        if table not in ("tasks", "batches", "batch_rows", "token_stats"):
+            raise SchemaError(
+                f"narrow does not read {table!r}: its key does not begin with an id to ask by; use table()"
+            )
+        return self._quarantine.rows_found(connection, index.places_by_key(connection, spec, ids), spec)
 
     def runs_of(self, experience_ids: Sequence[str]) -> Mapping[str, str]:
         """See `ExperienceStore.runs_of`; a look at the index, whatever the rows weigh."""

@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from backends import open_store
-from store_rows import decision, decisions, rollout, rollouts, score, table, task
+from store_rows import decision, decisions, manifest, rollout, rollouts, score, table, task
 
 from buffer_engine.errors import KeyConflictError, PartitionError, SchemaError, StoreError
 from buffer_engine.schema import TABLES
 from buffer_engine.store import LocalStore
+from buffer_engine.store.base import ReadPolicy
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -282,3 +283,22 @@ def test_info_counts_rows_bytes_and_runs(store: LocalStore) -> None:
     info = store.info()
     assert (dict(info.rows), info.runs, info.version, info.durability) == ({"rollouts": 4}, ("a", "b"), 2, "power")
     assert info.bytes["rollouts"] > 1000
+
+
+def test_tasks_and_manifests_are_read_by_id(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s") as store:
+        store.append("tasks", table("tasks", [task(f"t{number}") for number in range(4)]))
+        store.append("rollouts", rollouts(range(4)))
+        store.append("decisions", decisions(range(4)))
+        for step in (1, 2):
+            held = store.reserve(ReadPolicy(rows=2), run_id="run", batch_id=f"b{step}", model_version=step - 1)
+            assert held is not None
+            batch, rows = manifest(f"b{step}", step, held.experience_ids)
+            store.prepare_batch(held, step=step, batch=batch, rows=rows)
+            store.commit_batch(f"b{step}", step=step)
+        assert store.narrow("tasks", ["t3", "t1", "absent"]).column("task_id").to_pylist() == ["t1", "t3"]
+        assert store.narrow("batches", ["b2"]).column("step").to_pylist() == [2]
+        assert store.narrow("batch_rows", ["b2"]).column("experience_id").to_pylist() == ["x2", "x3"]
+        assert store.narrow("batches", ["absent"]).num_rows == 0
+        with pytest.raises(SchemaError, match="narrow does not read 'metrics'"):
+            store.narrow("metrics", ["run"])
