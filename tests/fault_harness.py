@@ -47,8 +47,16 @@ class Tally:
 class Harness:
     """One store, its processes and their logs."""
 
-    def __init__(self, folder: Path, cast: Mapping[str, int], *, seed: int, pause: float = 0.004) -> None:
-        """Play each role of `cast` that many times; `pause`: seconds between two turns of a process."""
+    def __init__(
+        self, folder: Path, cast: Mapping[str, int], *, seed: int, pause: float = 0.004, slow: int = 1
+    ) -> None:
+        """Play each role of `cast` that many times.
+
+        Args:
+            pause: seconds between two turns of a process.
+            slow: how many times longer everything takes, so that processes live long enough to do something.
+        """
+        self._slow = slow
         self.store = folder / "store"
         self.logs = folder / "logs"
         self.logs.mkdir()
@@ -132,22 +140,23 @@ class Harness:
     def _start(self, slot: _Slot, *, killing: bool) -> None:
         death, slot.kill_at, slot.how = NEVER, float("inf"), ""
         if killing and slot.role == "reader":  # it writes nothing, and needs time to see something
-            slot.kill_at, slot.how = time.monotonic() + self._dice.uniform(0.2, 1.5), "timed"
+            slot.kill_at, slot.how = time.monotonic() + self._slow * self._dice.uniform(0.2, 1.5), "timed"
         elif killing:
             way = self._dice.random()
             if way < 0.5:
-                slot.kill_at = time.monotonic() + self._dice.uniform(0.01, 1.0 if slot.role == "compactor" else 0.3)
+                longest = 1.0 if slot.role == "compactor" else 0.3
+                slot.kill_at = time.monotonic() + self._slow * self._dice.uniform(0.01, longest)
                 slot.how = "timed"
             elif way < 0.75 and slot.role != "compactor":
-                death = Death(calls=self._dice.randrange(20, 6_000))
+                death = Death(calls=self._dice.randrange(20, 6_000 * self._slow))
                 slot.how = "at a call"
             else:
-                point = self._dice.choice(points_of(slot.role))
-                most = 3 if slot.role == "compactor" else 20
+                point = self._dice.choice(points_of(slot.role, self.store))
+                most = 3 if slot.role == "compactor" else max(20 // self._slow, 3)
                 death = Death(point=point, count=self._dice.randrange(1, most), after=self._dice.random() < 0.5)
                 slot.how = point
             if death is not NEVER:  # a role with nothing to do would never get there
-                slot.kill_at = time.monotonic() + 2.0
+                slot.kill_at = time.monotonic() + 2.0 * self._slow
         arguments = (slot.role, slot.number, str(self.store), str(self.logs), death, self._pause)
         slot.process = self._context.Process(target=play, args=arguments)
         slot.process.start()

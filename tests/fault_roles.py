@@ -23,15 +23,20 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from backends import open_store
 from store_rows import decisions, manifest, model, rollout, rollouts, score, table
 from store_workload import Acknowledgements, die_after
 
 from buffer_engine.errors import StoreBusyError, StoreError
-from buffer_engine.store import LocalStore, open_store
+from buffer_engine.store import LocalStore
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.catalog import Catalog
 from buffer_engine.store.files import LocalFiles
+from buffer_engine.store.layout import StoreLayout
+from buffer_engine.store.object_writer import ObjectWriter
+from buffer_engine.store.objects import ObjectFiles
+from buffer_engine.store.postgres_catalog import PostgresCatalog
 from buffer_engine.store.segments import SegmentWriter
 
 GROUP = 2
@@ -51,11 +56,26 @@ POINTS: dict[str, tuple[Any, str]] = {
 }
 """Steps of the store before or after which a process may be told to die."""
 
+SHARED_POINTS: dict[str, tuple[Any, str]] = {
+    "write a frame": (ObjectWriter, "write"),
+    "sync": (ObjectWriter, "sync"),
+    "list frames": (Appender, "record"),
+    "transaction": (PostgresCatalog, "transaction"),
+    "publish a file": (ObjectFiles, "publish"),
+    "remove a file": (ObjectFiles, "remove"),
+}
+"""The same where the store is shared."""
 
-def points_of(role: str) -> list[str]:
+
+def points_in(folder: Path | str) -> dict[str, tuple[Any, str]]:
+    """The steps of the store in a folder."""
+    return SHARED_POINTS if StoreLayout(Path(folder)).addresses.exists() else POINTS
+
+
+def points_of(role: str, folder: Path) -> list[str]:
     """Steps that a role comes through often."""
     files = ["publish a file", "remove a file"]
-    return ["transaction", *files] if role == "compactor" else sorted(set(POINTS) - set(files))
+    return ["transaction", *files] if role == "compactor" else sorted(set(points_in(folder)) - set(files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,7 @@ def open_for_test(path: Path | str, *, read_only: bool = False) -> LocalStore:
 
 def play(role: str, number: int, folder: str, logs: str, death: Death, pause: float) -> None:
     """Play a role until the file `stop` is there. `pause`: seconds between two turns."""
-    _arm(death)
+    _arm(death, folder)
     log = Path(logs)
     done = Acknowledgements(log / f"{role}-{number}.log")
     try:
@@ -98,11 +118,11 @@ def play(role: str, number: int, folder: str, logs: str, death: Death, pause: fl
     done.say("stopped")
 
 
-def _arm(death: Death) -> None:
+def _arm(death: Death, folder: str) -> None:
     if death.calls:
         die_after(death.calls)
     if death.point:
-        owner, name = POINTS[death.point]
+        owner, name = points_in(folder)[death.point]
         real: Callable[..., Any] = getattr(owner, name)
         left = death.count
 

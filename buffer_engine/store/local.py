@@ -60,6 +60,7 @@ class LocalStore:
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """The store that is made of these parts; see `open_store`."""
+        self._parts = parts
         self._layout = parts.layout
         self._catalog = parts.catalog
         self._durability: Durability = durability
@@ -70,7 +71,6 @@ class LocalStore:
         self._blocks = KeyBlocks()
         gate = Gate(self._catalog, back_pressure) if back_pressure and not self._catalog.read_only else None
         self._appender = Appender(self._catalog, self._writer, self._reader, self._blocks, gate)
-        self._media_files = parts.media
         self._media = MediaStore(parts.media, self._appender)
         self._reserver = Reserver(self._catalog, self._appender, self._writer, self._reader)
         self._quarantine = Quarantine(self._catalog, self._appender, self._writer, self._reader, self._blocks)
@@ -296,7 +296,8 @@ class LocalStore:
     def verify(self) -> list[Finding]:
         """See `ExperienceStore.verify`; reads everything, so it takes as long as reading the store's bytes."""
         try:
-            return Verifier(self._layout, self._catalog, self._files, self._media_files).findings()
+            with self._parts.afresh() as parts:
+                return Verifier(parts).findings()
         except sqlite3.DatabaseError as error:
             where = self._layout.catalog.name
             return [Finding("catalog", where, f"it cannot be read ({error}), so nothing else could be checked")]

@@ -7,7 +7,6 @@ import secrets
 from pathlib import Path
 
 from buffer_engine.store.faults import explained
-from buffer_engine.store.layout import StoreLayout
 from buffer_engine.store.media import PART
 from buffer_engine.store.objects import ATTACHMENTS, ObjectFiles
 
@@ -15,8 +14,8 @@ from buffer_engine.store.objects import ATTACHMENTS, ObjectFiles
 class ObjectMediaFiles:
     """Objects `attachments/<first two digits>/<id>` of one store; see `media.MediaFiles`."""
 
-    def __init__(self, layout: StoreLayout, files: ObjectFiles) -> None:
-        self._folder = layout.cache / ATTACHMENTS
+    def __init__(self, files: ObjectFiles) -> None:
+        self._folder = files.folder / ATTACHMENTS
         self._files = files
 
     def scratch(self) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 from pyarrow import fs
@@ -20,7 +21,6 @@ from pyarrow import fs
 from buffer_engine.errors import StoreError
 from buffer_engine.store.addresses import SegmentsAddress
 from buffer_engine.store.faults import explained
-from buffer_engine.store.layout import StoreLayout
 
 CACHE_BYTES = 16 << 30
 """Most bytes of copies unless `open_store` is told otherwise. What was used in the last minute is kept in any case."""
@@ -28,6 +28,9 @@ ATTACHMENTS = "attachments"
 """Folder of media beside those of the tables, one of which is called `media`."""
 _SPARED_SECONDS = 60.0
 """A copy is not deleted between the moment in which its path is given out and the one in which it is mapped."""
+_PARTIAL = ".partial"
+_AFRESH = ".afresh"
+_LONG_AGO = 86_400.0
 _PART_BYTES = 8 << 20
 _AT_ONCE = 16
 _SECONDS = 20.0
@@ -39,9 +42,9 @@ class ObjectFiles:
 
     in_place = False
 
-    def __init__(self, layout: StoreLayout, address: SegmentsAddress, *, cache_bytes: int = CACHE_BYTES) -> None:
-        """Make ready; nothing is asked of the object store yet."""
-        self._cache = layout.cache
+    def __init__(self, cache: Path, address: SegmentsAddress, *, cache_bytes: int = CACHE_BYTES) -> None:
+        """Make ready, with copies below `cache`; nothing is asked of the object store yet."""
+        self._cache = cache
         self._address = address
         self._most = cache_bytes
         self._lock = threading.Lock()
@@ -97,10 +100,16 @@ class ObjectFiles:
 
     def remove(self, names: Sequence[str]) -> None:
         """See `SegmentFiles.remove`."""
-        for name in names:
-            with self._explained(name, "remove an object"), suppress(FileNotFoundError):
-                self._files().delete_file(self._key(name))
-            (self._cache / name).unlink(missing_ok=True)
+        if len(names) < 2:
+            list(map(self._remove, names))
+            return
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="remove-objects") as pool:
+            list(pool.map(self._remove, names))
+
+    def _remove(self, name: str) -> None:
+        with self._explained(name, "remove an object"), suppress(FileNotFoundError):
+            self._files().delete_file(self._key(name))
+        (self._cache / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """See `SegmentFiles.names`."""
@@ -114,6 +123,35 @@ class ObjectFiles:
             )
         cut = len(self._key("")) + 1
         return sorted(one.path[cut:] for one in found if one.type == fs.FileType.File)
+
+    @property
+    def folder(self) -> Path:
+        """Where the copies lie."""
+        return self._cache
+
+    def copies(self) -> list[str]:
+        """Names of the objects of which there is a copy, attachments aside."""
+        folders = (path for path in self._cache.glob("*/") if path.name != ATTACHMENTS and path.suffix != _AFRESH)
+        found = (path for folder in folders for path in folder.iterdir() if path.suffix != _PARTIAL)
+        return [f"{path.parent.name}/{path.name}" for path in found]
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Delete copies, and what processes that were killed long ago had fetched in part or for themselves."""
+        for name in names:
+            (self._cache / name).unlink(missing_ok=True)
+        for path in [*self._cache.glob(f"*/*{_PARTIAL}"), *self._cache.glob(f"*{_AFRESH}/*/*")]:
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _LONG_AGO:
+                    path.unlink(missing_ok=True)
+
+    @contextmanager
+    def afresh(self) -> Generator[ObjectFiles]:
+        """The same objects, with copies of their own that are fetched now and deleted at the end."""
+        with explained(self._cache, "make room for copies"):
+            self._cache.mkdir(parents=True, exist_ok=True)
+            folder = TemporaryDirectory(suffix=_AFRESH, dir=self._cache)
+        with folder as path:
+            yield ObjectFiles(Path(path), self._address, cache_bytes=self._most)
 
     def fetch(self, names: Sequence[str]) -> None:
         """See `SegmentFiles.fetch`. A missing object is left to who maps it, which knows what is damaged by that."""
@@ -151,7 +189,7 @@ class ObjectFiles:
             sink.write(data)
 
     def _partial(self, name: str) -> Path:
-        path = (self._cache / name).with_suffix(f".{os.getpid()}.{threading.get_ident()}.partial")
+        path = (self._cache / name).with_suffix(f".{os.getpid()}.{threading.get_ident()}{_PARTIAL}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

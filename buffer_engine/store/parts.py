@@ -6,7 +6,10 @@ machines share, both shared. Segments on an object store beside a catalog file s
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from buffer_engine.errors import StoreError
@@ -31,6 +34,15 @@ class Parts:
     catalog: Catalog
     files: SegmentFiles
     media: MediaFiles
+
+    @contextmanager
+    def afresh(self) -> Generator[Parts]:
+        """The same, with nothing read from copies of objects that were made before."""
+        if not isinstance(self.files, ObjectFiles):
+            yield self
+            return
+        with self.files.afresh() as files:
+            yield replace(self, files=files, media=ObjectMediaFiles(files))
 
 
 def find_parts(
@@ -57,14 +69,14 @@ def find_parts(
     if addresses.segments is None:
         files, media = LocalFiles(layout), LocalMediaFiles(layout.root, durability=durability)
     else:
-        files = ObjectFiles(layout, addresses.segments, cache_bytes=cache_bytes)
-        media = ObjectMediaFiles(layout, files)
+        files = ObjectFiles(layout.cache, addresses.segments, cache_bytes=cache_bytes)
+        media = ObjectMediaFiles(files)
     if addresses.catalog is None:
         if new and given.elsewhere and (read_only or not create):
             raise StoreError(f"{layout.root}: there is no store here; check the path, or start a run that creates it")
         if new and addresses.elsewhere:
             remember(layout.root, addresses)  # before the catalog, which would be a store without it
-        return Parts(layout, Catalog(layout, durability=durability, read_only=read_only), files, media)
+        return _opened(Parts(layout, Catalog(layout, durability=durability, read_only=read_only), files, media))
     from buffer_engine.store.postgres_catalog import PostgresCatalog
 
     catalog = PostgresCatalog(
@@ -78,7 +90,21 @@ def find_parts(
     except BaseException:
         catalog.close()
         raise
-    return Parts(layout, catalog, files, media)
+    return _opened(Parts(layout, catalog, files, media))
+
+
+def _opened(parts: Parts) -> Parts:
+    """The parts, without copies of objects that are no longer: what was erased must not stay in them."""
+    try:
+        if isinstance(parts.files, ObjectFiles) and (copies := parts.files.copies()):
+            gone = parts.catalog.read().execute(
+                "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT name FROM segments)", (json.dumps(copies),)
+            )
+            parts.files.drop([name for (name,) in gone.fetchall()])
+    except BaseException:
+        parts.catalog.close()
+        raise
+    return parts
 
 
 def frame_writer(catalog: Catalog, files: SegmentFiles, *, durability: Durability, segment_bytes: int) -> FrameWriter:

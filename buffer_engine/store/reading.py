@@ -106,7 +106,7 @@ class SegmentReader:
         Raises:
             CorruptSegmentError: see `batch`; raised when the iteration reaches the frame.
         """
-        for run in self._runs(frames if self._files.in_place else self._fetched(frames)):
+        for run in self._runs(self.ahead(frames)):
             if len(run) > 1:
                 whole = replace(run[0], length=sum(one.length for one in run), rows=sum(one.rows for one in run))
                 schema = schema_of(TABLES[whole.table], columns)
@@ -149,8 +149,11 @@ class SegmentReader:
                 wanted = [frame.segment for frame in frames if frame.segment not in self._maps]
             self._files.fetch([name for name in wanted if not self._cold.is_open(name)])
 
-    def _fetched(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+    def ahead(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         """The frames, their files fetched ahead of whoever reads them."""
+        if self._files.in_place:
+            yield from frames
+            return
         source = iter(frames)
         while part := list(islice(source, _FETCHED_FRAMES)):
             self.fetch(part)

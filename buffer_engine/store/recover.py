@@ -66,6 +66,11 @@ def recover_store(
         StoreError: `source` has no segments, or `into` exists and is not empty.
     """
     layout = StoreLayout(Path(source))
+    if layout.addresses.exists():
+        raise StoreError(
+            f"{layout.root}: parts of this store lie elsewhere ({layout.addresses.name}), and a store can be recovered "
+            "only from a folder that holds all of it; restore the database, or the bucket, from a copy of its own"
+        )
     names = layout.segment_files()
     if not names:
         raise StoreError(f"{layout.root}: there are no segments below {layout.segments.name}/ to recover a store from")

@@ -20,8 +20,8 @@ from buffer_engine.store.connection import Connection, stream
 from buffer_engine.store.content import row_hashes
 from buffer_engine.store.damage import quarantined_ids
 from buffer_engine.store.files import SegmentFiles
-from buffer_engine.store.layout import StoreLayout
-from buffer_engine.store.media import MediaAudit, MediaFiles
+from buffer_engine.store.media import MediaAudit
+from buffer_engine.store.parts import Parts
 from buffer_engine.store.reading import Frame, SegmentReader, frames_of
 from buffer_engine.store.validate import conform
 
@@ -32,15 +32,15 @@ Indexed = tuple[int, index.Key, bytes]
 class Verifier:
     """One pass over a store, with maps of its own so that every frame is read and hashed again."""
 
-    def __init__(self, layout: StoreLayout, catalog: Catalog, files: SegmentFiles, media: MediaFiles) -> None:
-        self._layout = layout
-        self._files = files
-        self._catalog = catalog
-        self._connection = catalog.read()
-        self._reader = SegmentReader(layout, catalog, files)
+    def __init__(self, parts: Parts) -> None:
+        """Check what these parts give; see `Parts.afresh`."""
+        self._files = parts.files
+        self._catalog = parts.catalog
+        self._connection = parts.catalog.read()
+        self._reader = SegmentReader(parts.layout, parts.catalog, parts.files)
         self._book = ledger.Ledger()
         self._held: set[int] = set()
-        self._media = MediaAudit(media)
+        self._media = MediaAudit(parts.media)
 
     def findings(self) -> list[Finding]:
         """All findings at one catalog version; empty means sound."""
@@ -82,7 +82,7 @@ class Verifier:
         except CorruptSegmentError as error:  # a block of keys
             yield Finding("catalog", self._catalog.called, str(error))
             expected = None
-        for frame in frames_of(self._connection, spec.name):
+        for frame in self._reader.ahead(frames_of(self._connection, spec.name)):
             while expected is not None and expected[0] < frame.frame_id:
                 yield _lost_rows(spec, expected)
                 expected = next(indexed, None)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from fault_harness import Harness
-from fault_roles import POINTS, open_for_test, promised
+from fault_roles import POINTS, SHARED_POINTS, open_for_test, promised
 
 from buffer_engine.store import LocalStore
 from buffer_engine.store.recover import recover_store
 
 KILLS = 320
+SHARED_KILLS = 40
 CAST = {"writer": 3, "operator": 1, "trainer": 2, "reader": 1, "compactor": 1}
 
 
@@ -44,6 +45,28 @@ def test_three_hundred_kills_of_many_processes_lose_double_and_skip_nothing(tmp_
     # rows that a writer was killed over may be there as well: nobody was told, and nobody has judged them
     assert set(before.items()) <= set(after.items())
     assert {state for one, state in after.items() if one not in before} <= {("new", 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.parametrize("backend", ["shared"], indirect=True)
+@pytest.mark.usefixtures("backend")
+def test_kills_of_many_processes_lose_double_and_skip_nothing_on_shared_servers(tmp_path: Path) -> None:
+    cast = {"writer": 2, "operator": 1, "trainer": 1, "reader": 1, "compactor": 1}
+    harness = Harness(tmp_path, cast, seed=20_261_202, slow=5)
+    harness.run(kills=SHARED_KILLS)
+    # who is killed between an object and its commit leaves the object
+    assert {finding.kind for finding in harness.finish()} <= {"orphan"}
+    tally = harness.tally
+    print(f"\n{tally}")
+    assert sum(tally.kills.values()) >= SHARED_KILLS
+    assert set(tally.kills) == set(cast)
+    assert tally.ways["at a call"]
+    assert any(tally.ways[way] for way in SHARED_POINTS)
+    assert tally.rows >= 20
+    assert tally.batches >= 2
+    with open_for_test(harness.store, read_only=True) as store:
+        assert store.info().cold_bytes["rollouts"] > 0
 
 
 def statuses(store: LocalStore) -> dict[str, tuple[str, int]]:

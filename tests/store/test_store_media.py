@@ -33,7 +33,7 @@ def test_the_same_bytes_are_kept_once_under_their_hash(tmp_path: Path) -> None:
     with open_store(tmp_path / "store") as store:
         assert store.put_media(picture, "image/png") == PICTURE_ID
         assert store.put_media(PICTURE, "image/png", name="other.png") == PICTURE_ID
-        assert store._media_files.ids() == [PICTURE_ID]
+        assert store._parts.media.ids() == [PICTURE_ID]
         assert store.media(PICTURE_ID) == store.media("sha256:" + PICTURE_ID) == PICTURE
         [row] = store.table("media").to_pylist()
         assert (row["media_id"], row["media_type"], row["bytes"], row["name"]) == (
