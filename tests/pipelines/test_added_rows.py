@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "operators"))
 from operator_rows import config, message, rollout, rollouts, scores, tasks
 
 from buffer_engine.errors import OperatorError
-from buffer_engine.store.local import open_store
+from buffer_engine.store import open_store
 from explorers.models.scripted import ScriptedConfig, ScriptedEngine
 from operators.plan import compile_operators
 from pipelines.added_rows import added_rollouts
