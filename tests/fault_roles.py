@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ import pyarrow.compute as pc
 from store_rows import decisions, manifest, model, rollout, rollouts, score, table
 from store_workload import Acknowledgements, die_after
 
-from buffer_engine.errors import StoreBusyError
+from buffer_engine.errors import StoreBusyError, StoreError
 from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy
@@ -220,7 +221,12 @@ def trainer(store: LocalStore, done: Acknowledgements, number: int) -> Callable[
         assert payload.column("token_ids")[0].as_py()[0] == int(held.experience_ids[0][1:])
         now = datetime.now(UTC)
         batch, rows = manifest(held.batch_id, step, held.experience_ids, run_id=f"trainer/{number}", created_at=now)
-        store.prepare_batch(held, step=step, batch=batch, rows=rows)
+        try:
+            store.prepare_batch(held, step=step, batch=batch, rows=rows)
+        except StoreError as error:  # on a busy machine a lease of one second may run out before it is used
+            if not re.search("expired|is released", str(error)):
+                raise
+            return
         done.say("prepared", held.batch_id)
         _commit(store, done, held.batch_id, step, number)
 

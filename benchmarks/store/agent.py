@@ -85,7 +85,7 @@ class Agent:
                     break
         return {"begin": begin, "end": time.monotonic(), "cpu": clock.cpu, "done": done}
 
-    def batch(self, batches: list[list[str]]) -> Answer:
+    def batch(self, batches: list[list[str]], budget: float = 60.0) -> Answer:
         """Each list of ids as padded arrays, and how long a copy of those arrays takes."""
         walls: list[float] = []
         cpus: list[float] = []
@@ -108,6 +108,8 @@ class Agent:
                 for target, block in zip(targets, blocks.values(), strict=True):
                     np.copyto(target, block)
             copies.append(clock.wall)
+            if sum(walls) > budget:
+                break
         return {"walls": walls, "cpus": cpus, "copies": copies, "firsts": firsts}
 
     def score(self, files: list[str], change: bool = False) -> Answer:

@@ -25,7 +25,8 @@ from benchmarks.store.process import Process
 BLOCK = 8192
 TOKENS = 16
 SCORES = 1000
-APPENDS, BATCHES, TURNS = 30, 15, 5
+APPENDS, BATCHES, TURNS = 30, 60, 5
+BATCH_BUDGET = 10.0
 PEER_BUDGET = 60.0
 OUR_BUDGET = 3600.0
 
@@ -116,8 +117,12 @@ def _measure(process: Process, one: Growth, rows: int, version: int, folder: Pat
     values["64-row append CPU ms"] = _middle(said["cpus"])
     random = np.random.default_rng([7, rows])
     batches = [shared.narrow_ids(random.choice(one.rows, BATCH, replace=False)) for _ in range(BATCHES)]
-    said = process.ask("batch", batches=batches)
-    values["batch of 256 p50 ms"], values["batch CPU ms"] = _middle(said["walls"]), _middle(said["cpus"])
+    said = process.ask("batch", batches=batches, budget=BATCH_BUDGET)
+    # Whatever a peer checks or caches when it first meets a part of the store is over by the last third.
+    settled = len(said["walls"]) * 2 // 3
+    values["batch of 256 p50 ms"] = _middle(said["walls"][settled:])
+    values["batch CPU ms"] = _middle(said["cpus"][settled:])
+    values["batch of 256, first ms"] = said["walls"][0] * 1e3
     scored = shared.narrow_ids(random.choice(one.rows, SCORES, replace=False))
     files = [
         str(shared.write(folder / "scores" / f"{at}.arrow", score_rows(scored, version=version + at + 1)))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from benchmarks.store.report import Run
 
 SHOWN = (
-    "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p50 ms", "64-row commit p99 ms",
+    "bulk rows/s", "bulk CPU µs/row", "64-row commits rows/s", "64-row commit p99 ms",
     "64-row CPU µs/row", "64 objects rows/s", "64 objects CPU µs/row", "batch of 256 p50 ms", "batch CPU ms",
     "late scores ms", "change rewards ms", "group-by ms", "bytes/row", "compacted bytes/row", "4 writers rows/s",
     "4 writers CPU µs/row", "take 64 rows, 4 trainers p99 ms", "visible p50 ms", "visible p99 ms", "peak memory MB",

@@ -33,22 +33,43 @@ class GuardedReader(SegmentReader):
         super().__init__(layout, catalog, files)
         self._fresh = lambda: SegmentReader(layout, catalog, files)
 
-    def arrays(self, frame: Frame, columns: Sequence[str]) -> list[pa.Array]:
-        """See `SegmentReader.arrays`.
+    def batch(self, frame: Frame, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """See `SegmentReader.batch`.
 
         Raises:
             DamagedFrameError: the frame is damaged, seen through the old map of its file and a new one.
         """
+        return self._twice(frame, lambda: super(GuardedReader, self).batch(frame, columns), _batch_of(frame, columns))
+
+    def arrays(self, frame: Frame, columns: Sequence[str]) -> list[pa.Array]:
+        """See `SegmentReader.arrays`.
+
+        Raises:
+            DamagedFrameError: see `batch`.
+        """
+        return self._twice(frame, lambda: super(GuardedReader, self).arrays(frame, columns), _arrays_of(frame, columns))
+
+    def _twice(self, frame: Frame, read: Callable[[], T], read_by: Callable[[SegmentReader], T]) -> T:
         try:
-            return super().arrays(frame, columns)
+            return read()
+        except DamagedFrameError:
+            raise
         except CorruptSegmentError:
             pass
         try:
-            again = self._fresh().arrays(frame, columns)
+            again = read_by(self._fresh())
         except CorruptSegmentError as error:
             raise DamagedFrameError(frame, str(error)) from error
         self.close()  # maps of files that are no longer there
         return again
+
+
+def _batch_of(frame: Frame, columns: Sequence[str] | None) -> Callable[[SegmentReader], pa.RecordBatch]:
+    return lambda reader: reader.batch(frame, columns)
+
+
+def _arrays_of(frame: Frame, columns: Sequence[str]) -> Callable[[SegmentReader], list[pa.Array]]:
+    return lambda reader: reader.arrays(frame, columns)
 
 
 def quarantined_ids(connection: Connection) -> set[int]:

@@ -7,6 +7,7 @@ Every place that touches a file or the catalog runs inside `explained`, so that 
 from __future__ import annotations
 
 import errno
+import resource
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -80,5 +81,11 @@ def of_sqlite_error(error: sqlite3.Error, path: Path, doing: str) -> StoreError:
         return StoreError(
             f"{path}: could not {doing}: the catalog cannot be opened [{error}]; "
             "a read-only folder with an unfinished write-ahead log must be copied to a writable place first"
+        )
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if code == "SQLITE_IOERR_WRITE" and limit != resource.RLIM_INFINITY:  # SQLite does not say that a limit stopped it
+        return StoreError(
+            f"{path}: could not {doing}: the disk (or a quota or file-size limit) is full [{error}; files of this "
+            f"process end at {limit:,} bytes]; {_KEPT}: free space or raise the limit, then repeat the same write"
         )
     return StoreError(f"{path}: could not {doing}: {type(error).__name__}: {error}; {_KEPT}: check the disk")

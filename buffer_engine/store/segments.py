@@ -30,8 +30,8 @@ from buffer_engine.store.writeback import start_writeback
 SEGMENT_BYTES = 256 << 20
 """A segment that would grow past this is closed and a new one begun (one frame may be larger)."""
 
-_AHEAD_HEAVY = 4 << 20
-_AHEAD_NARROW = 256 << 10
+_AHEAD_HEAVY = 256 << 10
+_AHEAD_NARROW = 64 << 10
 _AHEAD_MOST = 32 << 20
 _PIECE = 256 << 10
 """Bytes a write call; given many MiB at once the kernel looks for contiguous memory, which can outlast the copy."""

@@ -95,6 +95,15 @@ def test_a_page_without_the_marks_is_refused_before_anything_is_measured(
         pages.fill(tmp_path / "absent.md", "store", "text")
 
 
+def test_a_page_may_speak_of_marks_without_being_filled_there(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    about = "between `<!-- store: begin -->` and `<!-- store: end -->`"
+    page.write_text(f"{about}\n<!-- store: begin -->\nold\n<!-- store: end -->\nafter\n", encoding="utf-8")
+    pages.fill(page, "store", "new")
+    wanted = f"{about}\n<!-- store: begin -->\n\nnew\n\n<!-- store: end -->\nafter\n"
+    assert page.read_text(encoding="utf-8") == wanted
+
+
 def test_an_environment_counts_only_when_it_holds_the_releases_that_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +217,7 @@ def test_growth_measures_each_size_and_says_where_a_peer_was_cut(
 ) -> None:
     monkeypatch.setattr(growth, "PEER_BUDGET", 0.02)  # one block of rows, whatever the machine
     found = growth.grow([KINDS["ours"], KINDS["parquet"]], (9000, 20_000), tmp_path, lambda text: None)
-    ours, later, parquet = found
+    ours, later, parquet = (*found[:2], found[-1])
     assert (ours.rows, later.rows, later.cut) == (9000, 20_000, "")
     assert parquet.rows == growth.BLOCK
     assert "for 9,000" in parquet.cut
