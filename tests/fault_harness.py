@@ -13,6 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pyarrow.compute as pc
+from backends import open_store
 from fault_roles import GROUP, NEVER, RUN, Death, drain, open_for_test, play, points_of, promised
 from store_workload import fast_processes
 
@@ -67,7 +68,7 @@ class Harness:
         self._slots = [_Slot(role, number) for role, count in cast.items() for number in range(count)]
         self._checked: dict[Path, int] = {}
         self._known: set[str] = set()
-        open_for_test(self.store).close()
+        open_store(self.store, durability="process").close()  # of the kind that the test is about
 
     def run(self, *, kills: int = 0, seconds: float = 0.0) -> None:
         """Until so many processes were killed (each started again), or for so long without killing anybody."""

@@ -23,12 +23,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from backends import open_store
 from store_rows import decisions, manifest, model, rollout, rollouts, score, table
 from store_workload import Acknowledgements, die_after
 
 from buffer_engine.errors import StoreBusyError, StoreError
-from buffer_engine.store import LocalStore
+from buffer_engine.store import LocalStore, open_store
 from buffer_engine.store.append import Appender
 from buffer_engine.store.base import ReadPolicy
 from buffer_engine.store.catalog import Catalog
@@ -97,7 +96,7 @@ NEVER = Death()
 
 
 def open_for_test(path: Path | str, *, read_only: bool = False) -> LocalStore:
-    """The store under test; every process of the suite opens it here and nowhere else."""
+    """The store under test; every process of the suite opens it here, once the harness has made it."""
     return open_store(path, durability="process", read_only=read_only)
 
 

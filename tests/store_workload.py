@@ -24,7 +24,7 @@ GROUPS_PER_ROUND = 2
 def fast_processes() -> multiprocessing.context.ForkServerContext:
     """A way to start processes that costs a fork: the server that forks them has imported this module."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "store_workload"])
+    context.set_forkserver_preload(["__main__", "store_workload", "psycopg"])
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = child_environment()["PYTHONPATH"]  # the server looks for the module there, once
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from backends import open_store
 from fault_harness import Harness
 from fault_roles import POINTS, SHARED_POINTS, open_for_test, promised
+from store_rows import rollouts
 
 from buffer_engine.store import LocalStore
 from buffer_engine.store.recover import recover_store
@@ -53,7 +56,11 @@ def test_three_hundred_kills_of_many_processes_lose_double_and_skip_nothing(tmp_
 @pytest.mark.usefixtures("backend")
 def test_kills_of_many_processes_lose_double_and_skip_nothing_on_shared_servers(tmp_path: Path) -> None:
     cast = {"writer": 2, "operator": 1, "trainer": 1, "reader": 1, "compactor": 1}
-    harness = Harness(tmp_path, cast, seed=20_261_202, slow=5)
+    begun = time.monotonic()
+    with open_store(tmp_path / "try", durability="process") as store:
+        store.append("rollouts", rollouts([0, 1]))
+    # processes must live long enough to do something, however busy the machine is
+    harness = Harness(tmp_path, cast, seed=20_261_202, slow=max(5, round(30 * (time.monotonic() - begun))))
     harness.run(kills=SHARED_KILLS)
     # who is killed between an object and its commit leaves the object
     assert {finding.kind for finding in harness.finish()} <= {"orphan"}

@@ -1,4 +1,8 @@
-"""Compaction: rows move into Parquet files, and nobody who reads, writes or trains can tell."""
+"""Compaction: rows move into Parquet files, and nobody who reads, writes or trains can tell.
+
+On one machine: stores of hundreds of appends, copied, damaged and short of disk. See `test_store_shared_upkeep.py` for
+the same on shared servers.
+"""
 
 from __future__ import annotations
 
