@@ -92,10 +92,12 @@ def find(python: str | None = None) -> Isolation | str:
     """How to isolate programs on this machine; where that is not possible, what is missing and what to do.
 
     Args:
-        python: interpreter for use inside; null: the one we run on if the sandbox's user can read it, else the system's.
+        python: interpreter for use inside; null: ours if the sandbox's user can read it, else the system's.
     """
     if sys.platform != "linux":
         return f"isolation needs the namespaces of Linux, and this is {sys.platform} → run this on Linux"
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return "memory cannot be watched without /proc and its lists of children → mount /proc; CONFIG_PROC_CHILDREN"
     user = UNPRIVILEGED if os.geteuid() == 0 else None
     bwrap = _bubblewrap(user)
     if bwrap is None:
@@ -177,7 +179,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def _public_copy(path: Path) -> Path:
-    """The package's program with its library, where a user without rights can run it: the environment of root is closed."""
+    """The package's program with its library, where a user without rights can run it."""
     root = Path(_temporary().name)
     root.chmod(0o755)
     package = path.parents[1]

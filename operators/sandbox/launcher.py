@@ -1,9 +1,9 @@
 """What runs first inside the sandbox: it sets the limits, says that it started, and becomes the program.
 
-Only its source text is used: it is given to the interpreter inside the sandbox, which may be another one than ours. So it
-imports nothing of this package and keeps to the standard library of old Pythons. The limits are set here, and not before,
-because the number of processes is counted within the user namespace that exists only now; they are hard limits, which
-nothing in the sandbox has the right to raise.
+Only its source text is used: it is given to the interpreter inside the sandbox, which may be another one than ours. So
+it imports nothing of this package and keeps to the standard library of old Pythons. The limits are set here, and not
+before, because the number of processes is counted within the user namespace that exists only now; they are hard limits,
+which nothing in the sandbox has the right to raise.
 """
 
 import json
@@ -44,4 +44,5 @@ def main() -> None:
         os._exit(order["memory_exit_code"])
 
 
-main()
+if __name__ == "__main__":
+    main()

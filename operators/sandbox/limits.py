@@ -50,16 +50,16 @@ class Run:
     """How a program ended.
 
     Attributes:
-        reason: ok (exit code 0), error (another code or a signal), timeout (wall or processor time), memory, output_limit,
-            killed (by another limit, or by a signal from outside), refused (nothing was run).
+        reason: ok (exit code 0), error (another code or a signal), timeout (wall or processor time), memory,
+            output_limit, killed (by another limit, or by SIGKILL), refused (nothing was run).
         exit_code: as a shell gives it, 128 + signal where a signal ended it; null where we killed it or nothing ran.
         stdout: what it wrote, as UTF-8 with bad bytes replaced; cut at `output_bytes`, with a last line that says so.
         stderr: the same for standard error.
         stdout_bytes: bytes that it wrote there until it ended, cut or not.
         stderr_bytes: the same for standard error.
         seconds: wall time from start to end; 0 where nothing ran.
-        peak_memory_bytes: largest resident memory of all processes together in any sample (every 5 to 20 ms); null where
-            the program ended before the first sample.
+        peak_memory_bytes: largest resident memory of all processes together in any sample (every 5 to 20 ms);
+            null where the program ended before the first sample.
         detail: which limit ended it, or why nothing was run and what to do; else empty.
     """
 

@@ -34,6 +34,7 @@ _LAUNCHER = Path(__file__).with_name("launcher.py").read_text(encoding="utf-8")
 _START_SECONDS = 60.0
 _FIRST_TICK, _LAST_TICK = 0.005, 0.02
 _CHUNK = 65536
+_UNPROTECTED = "; or, on Linux, `allow_unisolated: true` to run it unprotected"
 _OWN_PROCESSES = 1
 """The first process of the namespace, which only waits for the others."""
 
@@ -44,8 +45,8 @@ class Sandbox:
     Args:
         limits: what each run may use.
         python: interpreter for use inside; null: the one we run on if the sandbox can read it, else /usr/bin/python3.
-        allow_unisolated: where isolation is not available, run all the same, with resource limits alone: such a program
-            can read files, reach the network and outlive its run.
+        allow_unisolated: where isolation is not available on Linux, run all the same, with resource limits alone: such a
+            program can read files, reach the network and outlive its run.
     """
 
     def __init__(
@@ -90,11 +91,8 @@ class Sandbox:
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
                 raise OperatorError(f"{name!r} cannot be a file of the sandbox: use letters, digits, dot, dash")
         isolation = self._isolation()
-        if isinstance(isolation, str) and not self._allow_unisolated:
-            return Run(
-                "refused",
-                detail=f"the program was not run: {isolation}; or write `allow_unisolated: true` to run it unprotected",
-            )
+        if isinstance(isolation, str) and not (self._allow_unisolated and sys.platform == "linux"):
+            return Run("refused", detail=f"the program was not run: {isolation}{_UNPROTECTED}")
         with ExitStack() as stack:
             order = {"command": command, "python": python, "memory_exit_code": MEMORY_EXIT_CODE}
             running = _Started(self.limits, stack)
@@ -291,7 +289,7 @@ class _Started:
             return (
                 "killed",
                 code,
-                "it was killed by a signal: a resource limit, itself, or the system for want of memory",
+                "SIGKILL ended it: a hard limit, a process of its own, or a want of memory",
             )
         return "error", code, ""
 

@@ -1,9 +1,9 @@
 """The system calls that a sandboxed program is denied: a seccomp filter, put together without a library.
 
 Namespaces already take away the network, the files and the other processes. The filter closes what they do not: memory
-that no resource limit counts (memfd, System V shared memory), socket families that a network namespace does not separate
-(vsock), kernel key rings, and calls with a long record of kernel bugs. Denied calls fail with EPERM, so that a program
-gets an exception and not a signal.
+that no resource limit counts (memfd, System V shared memory), socket families that a network namespace does not
+separate (vsock), kernel key rings, and calls with a long record of kernel bugs. Denied calls fail with EPERM, so that a
+program gets an exception and not a signal.
 """
 
 from __future__ import annotations

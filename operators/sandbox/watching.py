@@ -28,11 +28,11 @@ def usage(root: int) -> Usage:
     while waiting:
         process = waiting.pop()
         try:
-            with open(f"/proc/{process}/statm", encoding="ascii") as file:
+            with open(f"/proc/{process}/statm", "rb") as file:
                 memory += int(file.read().split()[1]) * _PAGE
             count += 1
             for task in os.listdir(f"/proc/{process}/task"):
-                with open(f"/proc/{process}/task/{task}/children", encoding="ascii") as file:
+                with open(f"/proc/{process}/task/{task}/children", "rb") as file:
                     waiting += [int(child) for child in file.read().split()]
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue

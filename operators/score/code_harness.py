@@ -1,8 +1,9 @@
 """What runs tests inside the sandbox: every test in a process of its own, one line of JSON for each.
 
-Only its source text is used, so it imports nothing of this package. The process that reports cannot be read or written by
-the processes that run answers: it is not dumpable, so the kernel keeps its memory and its open files from them. An answer
-passes when its process comes to the end of the test and says the word that was drawn for it; leaving early does not do.
+Only its source text is used, so it imports nothing of this package. The process that reports cannot be read or written
+by the processes that run answers: it is not dumpable, so the kernel keeps its memory and its open files from them. An
+answer passes when its process comes to the end of the test and says the word that was drawn for it; leaving early does
+not do.
 """
 
 import ctypes
@@ -69,7 +70,7 @@ def attempt(source: str, test: str, word: str) -> str:
         exec(compile(test, "test.py", "exec"), names)
     except MemoryError:
         return "MemoryError"
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever an answer raises fails its test
         sys.settrace(None)
         return f"{type(error).__name__}: {error}".rstrip(": \n")
     return word
@@ -89,4 +90,5 @@ def hear(pipe: int, end: float) -> "tuple[bytes, bool]":
     return said, True
 
 
-main()
+if __name__ == "__main__":
+    main()

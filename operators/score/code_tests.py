@@ -36,17 +36,17 @@ class CodeTestsConfig(ScoreOperatorConfig):
         "list of {input, output}: standard input and the standard output that is wanted",
     )
     stub: str | None = Field(
-        None, description="key of the task's info with the head of the function, put before an answer that goes on from it"
+        None, description="key of the task's info with the head of the function, put before an answer that continues it"
     )
     entry_point: str | None = Field(
-        None, description="key of the task's info with the function's name; the tests' check(candidate) is called with it"
+        None, description="key of the task's info with the function's name; the tests' check(…) is called with it"
     )
     all_or_nothing: bool = Field(False, description="1 when every test passes, else 0; default: the share that passes")
     timeout_seconds: float = Field(5.0, gt=0, description="longest wall time of one test")
     memory_mb: int = Field(512, ge=64, description="memory of one answer in MiB")
     sandboxes: int = Field(2, ge=1, le=256, description="answers that run at the same time")
     python: str | None = Field(
-        None, description="interpreter inside; default: this program's if the sandbox can read it, else /usr/bin/python3"
+        None, description="interpreter inside; default: this program's if the sandbox can read it, or /usr/bin/python3"
     )
     allow_unisolated: bool = Field(
         False, description="where isolation is not available, run the code unprotected instead of refusing"
@@ -76,11 +76,12 @@ _Found = tuple[int, int, str]
 class CodeTests(Operator[CodeTestsConfig]):
     """Scores the share of the task's tests that the code in the reply passes; the first failure is the comment.
 
-    The code is the last fenced block of Python (with `entry_point`, the last that defines it), else the last block without
-    a language, else the whole reply. Tests that assert run each in a fork of one sandboxed process, after the answer and
-    in its namespace; {input, output} pairs each in a sandbox of their own, and are compared here, without regard to blanks
-    at line ends. A reply without code scores 0; so does code that fails, hangs or breaks a limit. A row whose task has no
-    tests cannot be scored (null). Tests that cannot be read, and a sandbox that does not start, are errors of the row.
+    The code is the last fenced block of Python (with `entry_point`, the last that defines it), else the last block
+    without a language, else, without any block, the whole reply. Tests that assert run each in a fork of one sandboxed
+    process, after the answer and in its namespace; {input, output} pairs each in a sandbox of their own, and are
+    compared here, without regard to blanks at line ends. A reply without code scores 0; so does code that fails, hangs
+    or breaks a limit. A row whose task has no tests cannot be scored (null). Tests that cannot be read, and a sandbox
+    that does not start, are errors of the row.
 
     Raises OperatorError where isolation is not available, unless `allow_unisolated` is true.
     """
