@@ -77,10 +77,6 @@ class Isolation:
             line += ["--file", str(descriptor), f"/tmp/{name}"]
         return [*line, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
-    def identity(self) -> dict[str, object]:
-        """Arguments for `subprocess.Popen` that take on the user."""
-        return {} if self.user is None else {"user": self.user, "group": self.user, "extra_groups": []}
-
 
 def inside_environment() -> dict[str, str]:
     """PATH, HOME and what makes Python deterministic; nothing of our own environment."""
@@ -117,12 +113,12 @@ def _trial(isolation: Isolation) -> str:
     read, write = os.pipe()
     line = [
         *isolation.arguments(info=write, seccomp=None, disk_bytes=1 << 20, files=()),
-        *(isolation.python, "-S", "-c", "import json, resource"),
+        *(isolation.python, "-S", "-c", "import resource"),
     ]
     try:
         done = subprocess.run(
             line, capture_output=True, text=True, env={}, pass_fds=[write], timeout=60, check=False, cwd="/",
-            **isolation.identity(),  # pyright: ignore[reportArgumentType, reportCallIssue]
+            user=isolation.user, group=isolation.user, extra_groups=None if isolation.user is None else [],
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"bubblewrap at {isolation.bwrap} cannot be run: {error} → {_FIX}"

@@ -6,23 +6,26 @@ before, because the number of processes is counted within the user namespace tha
 which nothing in the sandbox has the right to raise.
 """
 
-import json
 import os
 import resource
 import sys
-import types
+
+Module = type(sys)
 
 
 def main() -> None:
-    """Read the order from the first argument."""
-    order = json.loads(sys.argv[1])
-    for name, soft, hard in order["limits"]:
-        resource.setrlimit(getattr(resource, name), (soft, hard))
+    """Read the order from the arguments: descriptor, limits, exit code for want of memory, kind, program.
+
+    Plain text, because the import of a parser would take as long as the start of the interpreter.
+    """
+    started, limits, memory_exit_code, kind, *command = sys.argv[1:]
+    for limit in limits.split(","):
+        name, soft, hard = limit.split(":")
+        resource.setrlimit(getattr(resource, name), (int(soft), int(hard)))
     os.umask(0o077)
-    os.write(order["started"], b"1")
-    os.close(order["started"])
-    command = order["command"]
-    if not order["python"]:
+    os.write(int(started), b"1")
+    os.close(int(started))
+    if kind == "command":
         try:
             os.execvp(command[0], command)
         except OSError as error:
@@ -31,7 +34,7 @@ def main() -> None:
     sys.argv[:] = command
     with open(command[0], encoding="utf-8") as file:
         source = file.read()
-    module = types.ModuleType("__main__")
+    module = Module("__main__")
     module.__dict__["__file__"] = command[0]
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
@@ -41,7 +44,7 @@ def main() -> None:
         module.__dict__.clear()
         sys.stderr.write("MemoryError\n")
         sys.stderr.flush()
-        os._exit(order["memory_exit_code"])
+        os._exit(int(memory_exit_code))
 
 
 if __name__ == "__main__":

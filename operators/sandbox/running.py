@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from buffer_engine.errors import OperatorError
 from operators.sandbox.isolation import Isolation, find, inside_environment
@@ -45,8 +44,8 @@ class Sandbox:
     Args:
         limits: what each run may use.
         python: interpreter for use inside; null: the one we run on if the sandbox can read it, else /usr/bin/python3.
-        allow_unisolated: where isolation is not available on Linux, run all the same, with resource limits alone: such a
-            program can read files, reach the network and outlive its run.
+        allow_unisolated: where isolation is not available on Linux, run all the same, with resource limits alone: such
+            a program can read files, reach the network and outlive its run.
     """
 
     def __init__(
@@ -94,12 +93,11 @@ class Sandbox:
         if isinstance(isolation, str) and not (self._allow_unisolated and sys.platform == "linux"):
             return Run("refused", detail=f"the program was not run: {isolation}{_UNPROTECTED}")
         with ExitStack() as stack:
-            order = {"command": command, "python": python, "memory_exit_code": MEMORY_EXIT_CODE}
             running = _Started(self.limits, stack)
             if isinstance(isolation, str):
-                running.unprotected(order, self._python or sys.executable, stdin, files)
+                running.unprotected(command, self._python or sys.executable, stdin, files, python=python)
             else:
-                running.isolated(order, isolation, stdin, files)
+                running.isolated(command, isolation, stdin, files, python=python)
             return running.watch()
 
 
@@ -140,7 +138,9 @@ class _Started:
         self._open: set[int] = set()
         self._dead = False
 
-    def isolated(self, order: dict[str, Any], isolation: Isolation, stdin: bytes, files: dict[str, bytes]) -> None:
+    def isolated(
+        self, command: list[str], isolation: Isolation, stdin: bytes, files: dict[str, bytes], *, python: bool
+    ) -> None:
         """Start under bubblewrap."""
         info_read, info_write = self._pipe(None)
         started_read, started_write = self._pipe(isolation.user)
@@ -150,10 +150,11 @@ class _Started:
         filtered = None if calls is None else self._memory("seccomp", calls)
         line = isolation.arguments(info=info_write, seccomp=filtered, disk_bytes=self._limits.disk_bytes, files=given)
         line[1:1] = ["--block-fd", str(block_read)]
-        line += [isolation.python, "-s", "-S", "-B", "-c", _LAUNCHER, self._order(order, started_write)]
+        line += [isolation.python, "-s", "-S", "-B", "-c", _LAUNCHER]
+        line += self._order(started_write, command, python=python)
         passed = [info_write, started_write, block_read, *(number for _, number in given)]
         passed += [] if filtered is None else [filtered]
-        self._start(line, stdin, passed, owner=isolation.user, cwd="/", env={}, **isolation.identity())
+        self._start(line, stdin, passed, user=isolation.user, cwd="/", env={})
         self._close(info_write, started_write, block_read)
         told = self._read_all(info_read)
         if told:
@@ -165,16 +166,19 @@ class _Started:
         self._close(block_write)
         self._await(started_read)
 
-    def unprotected(self, order: dict[str, Any], python: str, stdin: bytes, files: dict[str, bytes]) -> None:
+    def unprotected(
+        self, command: list[str], interpreter: str, stdin: bytes, files: dict[str, bytes], *, python: bool
+    ) -> None:
         """Start in a folder of its own with resource limits alone."""
         folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for name, content in files.items():
             (folder / name).write_bytes(content)
         started_read, started_write = self._pipe(None)
-        line = [python, "-s", "-S", "-B", "-c", _LAUNCHER, self._order(order, started_write)]
+        line = [interpreter, "-s", "-S", "-B", "-c", _LAUNCHER]
+        line += self._order(started_write, command, python=python)
         env = inside_environment() | {"HOME": str(folder), "TMPDIR": str(folder)}
-        self._start(line, stdin, [started_write], owner=None, cwd=str(folder), env=env)
+        self._start(line, stdin, [started_write], user=None, cwd=str(folder), env=env)
         self._close(started_write)
         assert self._process is not None
         self._first = self._process.pid
@@ -227,26 +231,30 @@ class _Started:
         process.kill()
         process.wait()
 
-    def _order(self, order: dict[str, Any], started: int) -> str:
+    def _order(self, started: int, command: list[str], *, python: bool) -> list[str]:
+        """Arguments of the launcher."""
         limits = self._limits
         bounds = {
             "RLIMIT_AS": limits.memory_bytes, "RLIMIT_NPROC": limits.processes + _OWN_PROCESSES,
             "RLIMIT_NOFILE": limits.open_files, "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
         }  # fmt: skip
-        pairs = [(name, most, most) for name, most in bounds.items()]
+        lines = [f"{name}:{most}:{most}" for name, most in bounds.items()]
         # The soft limit gives a signal that tells it apart, the hard one ends a program that ignores the signal.
-        pairs.append(("RLIMIT_CPU", limits.cpu_seconds, limits.cpu_seconds + 1))
-        return json.dumps({**order, "started": started, "limits": pairs})
+        lines.append(f"RLIMIT_CPU:{limits.cpu_seconds}:{limits.cpu_seconds + 1}")
+        return [str(started), ",".join(lines), str(MEMORY_EXIT_CODE), "python" if python else "command", *command]
 
-    def _start(self, line: list[str], stdin: bytes, passed: list[int], *, owner: int | None, **options: Any) -> None:
-        pipes = [self._pipe(owner) for _ in self._outputs]
+    def _start(
+        self, line: list[str], stdin: bytes, passed: list[int], *, user: int | None, cwd: str, env: dict[str, str]
+    ) -> None:
+        pipes = [self._pipe(user) for _ in self._outputs]
         for (read, _), output in zip(pipes, self._outputs, strict=True):
             os.set_blocking(read, False)
             self._selector.register(read, selectors.EVENT_READ, output)
         self._process = subprocess.Popen(
             line, stdin=self._memory("stdin", stdin), stdout=pipes[0][1], stderr=pipes[1][1], pass_fds=passed,
-            start_new_session=True, **options,
+            start_new_session=True, cwd=cwd, env=env, user=user, group=user,
+            extra_groups=None if user is None else [],
         )  # fmt: skip
         self._stack.callback(self.kill)
         self._close(pipes[0][1], pipes[1][1])

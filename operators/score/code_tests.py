@@ -133,7 +133,7 @@ class CodeTests(Operator[CodeTestsConfig]):
         name = None if config.entry_point is None else _text(info, config.entry_point)
         if name is not None and not name.isidentifier():
             raise ValueError(f"entry_point {name!r} is not a name")
-        found = [tests] if isinstance(tests, str) else tests
+        found: Any = [tests] if isinstance(tests, str) else tests
         if not isinstance(found, list) or not found:
             raise ValueError(f"{config.tests!r} must be a text or a list that is not empty")
         code = code_in(text or "", name)
@@ -143,8 +143,9 @@ class CodeTests(Operator[CodeTestsConfig]):
         if all(isinstance(test, str) for test in found):
             ending = "" if name is None else f"\ncheck({name})"
             return _Job(row, source, asserts=tuple(test + ending for test in found))
-        if all(isinstance(test, dict) and set(test) == {"input", "output"} for test in found):
-            return _Job(row, source, pairs=tuple((_text(test, "input"), _text(test, "output")) for test in found))
+        pairs: list[Any] = found
+        if all(isinstance(test, dict) and set(test) == {"input", "output"} for test in pairs):
+            return _Job(row, source, pairs=tuple((_text(test, "input"), _text(test, "output")) for test in pairs))
         raise ValueError(f"{config.tests!r} must hold texts, or objects with exactly the keys input and output")
 
     def _outcome(self, job: _Job) -> _Found | RowError:

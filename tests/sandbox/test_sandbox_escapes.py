@@ -65,7 +65,7 @@ def test_a_fork_bomb_meets_the_limit_of_processes_and_is_gone_with_its_run():
     )
     # eight may exist, and one of them is the program itself
     assert (run.reason, run.stdout) == ("ok", "193\n")
-    assert gone("memory_exit_code")
+    assert gone("RLIMIT_NPROC")
 
 
 def test_a_bomb_that_grows_for_ever_ends_with_the_time_limit():
@@ -76,7 +76,7 @@ def test_a_bomb_that_grows_for_ever_ends_with_the_time_limit():
     )
     assert run.reason == "timeout"
     assert run.seconds < 3
-    assert gone("memory_exit_code")
+    assert gone("RLIMIT_NPROC")
 
 
 def test_threads_count_as_processes():
@@ -325,7 +325,7 @@ def test_a_program_that_ignores_every_signal_is_killed_all_the_same():
     )
     assert run.reason == "timeout"
     assert run.seconds < 2
-    assert gone("memory_exit_code")
+    assert gone("RLIMIT_NPROC")
 
 
 def test_ignoring_the_signal_of_the_processor_time_gains_one_second():
@@ -446,4 +446,4 @@ def test_twenty_hostile_programs_at_once_leave_each_other_and_us_alone():
     for thread in threads:
         thread.join()
     assert found == ["['main.py', 'mine'] 3\n"] * 20
-    assert gone("memory_exit_code")
+    assert gone("RLIMIT_NPROC")
