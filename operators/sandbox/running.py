@@ -204,6 +204,7 @@ class _Started:
                 self._receive(min(seen + tick, begin + self._limits.seconds) - now)
                 broken = self._overflow()
         seconds = time.monotonic() - begin
+        self._selector.unregister(ended)  # it stays readable, and waiting for the pipes would spin
         self.kill()
         self._drain()
         broken = broken or self._overflow()
