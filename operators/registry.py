@@ -32,6 +32,7 @@ OPERATORS = Registry(
         "regex_or_exact_match": "operators.score.regex_or_exact_match:RegexOrExactMatch",
         "math_verify": "operators.score.math_verify:MathVerify",
         "reasoning_gym_answer": "operators.score.reasoning_gym_answer:ReasoningGymAnswer",
+        "code_tests": "operators.score.code_tests:CodeTests",
         "parsable": "operators.score.parsable:Parsable",
         "ended": "operators.score.ended:Ended",
         "pass_rate": "operators.score.pass_rate:PassRate",

@@ -113,6 +113,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("regex_or_exact_match", {"gold": "answer", "mode": "regex"}),
     ("math_verify", {"gold": "answer"}),
     ("reasoning_gym_answer", {"extract": r"(\d+)"}),
+    ("code_tests", {"tests": "answer"}),
     ("parsable", {"pattern": r"\d"}),
     ("ended", {}),
     ("reward_shape", {"expr": "COALESCE(reward, 0) - 0.1 * token_count", "clip": [-1, 1]}),
@@ -195,7 +196,7 @@ ROW = st.fixed_dictionaries(
         "sampled": st.booleans(),
     }
 )  # fmt: skip
-SLOW = ("math_verify", "reasoning_gym_answer", "python_row", "python_batch")
+SLOW = ("code_tests", "math_verify", "reasoning_gym_answer", "python_row", "python_batch")
 """Operators that start processes or load much: not tried on generated rows."""
 VECTORISED = [(kind, fields) for kind, fields in CASES if kind not in (*SLOW, "normalize_text")] + [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]})
