@@ -134,8 +134,7 @@ class JuicerCalls:
             raise self._refusal(head["refused"])
         if "unknown" in head:
             raise OperatorError(
-                f"{self._subject}: Data-Juicer {self._release} has no such operator; "
-                f"{did_you_mean(self._op, head['known'])}"
+                f"{self._subject}: Data-Juicer {self._release} has no such operator; " + _hint(self._op, head["known"])
             )
         if "unsupported" in head:
             raise OperatorError(
@@ -143,7 +142,7 @@ class JuicerCalls:
                 "filters and mappers can be used, and this package has deduplication and selection of its own"
             )
         if "strange" in head:
-            hint = did_you_mean(head["strange"], head["known"])
+            hint = _hint(head["strange"], head["known"])
             raise OperatorError(f"{self._subject} has no argument {head['strange']!r}; {hint}")
         if "failed" in head:
             raise OperatorError(f"{self._subject} cannot be made with {self._args}: {head['failed']}")
@@ -163,3 +162,9 @@ class JuicerCalls:
             f"{self._subject} wanted to fetch from {what}, and the network is off for it: put its files where "
             "Data-Juicer looks for them (DATA_JUICER_MODELS_CACHE), or set network: true"
         )
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    """The nearest of many names; the whole list would be no help."""
+    hint = did_you_mean(name, known)
+    return hint if hint.startswith("did you mean") else f"none of its {len(known)} names is like that"

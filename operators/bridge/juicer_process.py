@@ -121,9 +121,11 @@ class JuicerProcess:
             raise OperatorError(f"the Data-Juicer process of {self.python} did not start in {_START_SECONDS:.0f} s")
         if isinstance(answer, Died):
             lines = (self._folder / "stderr.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            if last.startswith("ModuleNotFoundError"):  # pyarrow, which the process needs to say anything at all
+                raise self._missing("pyarrow", last)
             raise OperatorError(
-                f"the Data-Juicer process of {self.python} ended with code {self._process.wait()} at its start: "
-                + (lines[-1] if lines else "it said nothing")
+                f"the Data-Juicer process of {self.python} ended with code {self._process.wait()} at its start: {last}"
             )
         head = answer[0]
         if "missing" in head:

@@ -144,7 +144,7 @@ class Juicer:
         """One result a row; an exception when the operator raises or does not answer row by row."""
         operator: typing.Any = self.operator
         if not self.filters:
-            texts = list(operator.process_batched(rows)["text"])
+            texts = self.texts(rows, height)
             if len(texts) != height:
                 raise ValueError(f"it made {len(texts)} rows of {height}; only operators that keep rows can be used")
             strange = [text for text in texts if not isinstance(text, str)]
@@ -153,8 +153,13 @@ class Juicer:
             "".join(texts).encode()  # lone surrogates are no text
             return [{"text": text} for text in texts]
         rows[self.stats_field] = [{} for _ in range(height)]
-        rows = operator.compute_stats_batched(rows)
-        keep = [bool(value) for value in operator.process_batched(rows)]
+        if operator.is_batched_op():
+            rows = operator.compute_stats_batched(rows)
+            keep = [bool(value) for value in operator.process_batched(rows)]
+        else:
+            done = [operator.compute_stats_single(one) for one in singles(rows, height)]
+            keep = [bool(operator.process_single(one)) for one in done]
+            rows = {self.stats_field: [one[self.stats_field] for one in done]}
         if len(keep) != height:
             raise ValueError(f"it gave {len(keep)} answers for {height} rows")
         found = rows[self.stats_field]
@@ -162,6 +167,18 @@ class Juicer:
             {"keep": keep[row], **{f"stat:{name}": number(found[row].get(name)) for name in stats}}
             for row in range(height)
         ]
+
+    def texts(self, rows: dict[str, list[typing.Any]], height: int) -> list[typing.Any]:
+        """What a mapper makes of the texts, by the method that Data-Juicer itself would call."""
+        operator: typing.Any = self.operator
+        if operator.is_batched_op():
+            return list(operator.process_batched(rows)["text"])
+        return [operator.process_single(one)["text"] for one in singles(rows, height)]
+
+
+def singles(rows: dict[str, list[typing.Any]], height: int) -> list[dict[str, typing.Any]]:
+    """The rows one by one."""
+    return [{name: values[row] for name, values in rows.items()} for row in range(height)]
 
 
 def arguments_of(found: type, base: typing.Any) -> set[str]:
