@@ -52,7 +52,7 @@ class DataJuicerConfig(ScoreOperatorConfig):
         known = juicer_table().ops.get(self.op)
         managed = [name for name in self.args if name in MANAGED_ARGS]
         if managed:
-            raise ValueError(f"{managed[0]!r} is about Data-Juicer's own executor, which does not run here: leave it out")
+            raise ValueError(f"{managed[0]!r} is about Data-Juicer's own executor, which is not used: leave it out")
         if known is None and self.effect is None:
             raise ValueError(
                 f"{self.op!r} is not known to run offline ({did_you_mean(self.op, juicer_table().ops)}); "
@@ -71,7 +71,8 @@ class DataJuicerConfig(ScoreOperatorConfig):
         if self.effect not in (None, known.effect):
             raise ValueError(f"{self.op} is a {known.effect}: leave `effect` out")
         if self.stats:
-            raise ValueError(f"the statistics of {self.op} are known ({', '.join(known.stats) or 'none'}): leave it out")
+            listed = ", ".join(known.stats) or "none"
+            raise ValueError(f"the statistics of {self.op} are known ({listed}): leave `stats` out")
 
     def _fits_its_effect(self) -> None:
         entry = self.entry
@@ -146,7 +147,9 @@ class DataJuicer(Operator[DataJuicerConfig]):
     def apply(self, frame: pl.DataFrame, context: Context) -> Result:
         """Filter or change every row."""
         column = self.config.column
-        if column in self.contract().reads and frame[column].dtype not in (pl.String, pl.Null):
+        if "text" in self.config.entry.reads and not (
+            frame[column].dtype == pl.String or frame[column].dtype == pl.Null
+        ):
             raise OperatorError(f"operator {self.config.name!r} works on text; {column!r} is {frame[column].dtype}")
         return self._filtered(frame) if self.config.entry.effect == "filter" else self._mapped(frame)
 
@@ -165,8 +168,7 @@ class DataJuicer(Operator[DataJuicerConfig]):
         fields = {"text": config.column} if reads_text else {}
         fields |= dict(config.fields)
         seen = frame.select(pl.col(column).alias(field) for field, column in fields.items())
-        shown = seen["text"].is_not_null() if reads_text else pl.repeat(True, frame.height, dtype=pl.Boolean, eager=True)
-        rows = shown.arg_true().to_list()
+        rows = seen["text"].is_not_null().arg_true().to_list() if reads_text else list(range(frame.height))
         outcomes: list[Outcome | None] = [None] * frame.height
         for row, outcome in zip(rows, self._outcomes(seen[rows]), strict=True):
             outcomes[row] = outcome
@@ -226,7 +228,8 @@ class DataJuicer(Operator[DataJuicerConfig]):
         self, frame: pl.DataFrame, changed: Result, errors: Sequence[RowError], seen: Mapping[str, Outcome]
     ) -> Result:
         """`changed` without the rows of which some message failed: those are errors."""
-        assert changed.verdicts is not None and changed.added is not None  # `rewritten` gives both
+        assert changed.verdicts is not None  # `rewritten` gives both
+        assert changed.added is not None
         failures = {error.row: error.message for error in errors}
         for row in changed.verdicts["row"].to_list():
             for message in frame["messages"][row]:
@@ -268,7 +271,9 @@ class _Rewriter(Mender[MendConfig]):
     Config = MendConfig
 
     def __init__(self, owner: DataJuicer, seen: dict[str, Outcome]) -> None:
-        super().__init__(MendConfig(type=f"data_juicer {owner.config.op}", columns=(owner.config.column,), rewrite=True))
+        columns = [owner.config.column]
+        kind = f"data_juicer {owner.config.op}"  # stands in the detail of the decisions
+        super().__init__(MendConfig.model_validate({"type": kind, "columns": columns, "rewrite": True}))
         self._owner, self._seen = owner, seen
 
     def mend(self, texts: pl.Series) -> pl.Series:

@@ -11,6 +11,7 @@ import argparse
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from operators.bridge.juicer_table import juicer_table
@@ -57,10 +58,18 @@ def make(folder: Path) -> Path:
 
 
 def main(words: list[str]) -> int:
-    """Make what was asked for and print the interpreter."""
-    parser = argparse.ArgumentParser(prog="python -m operators.bridge.juicer_env", description="Data-Juicer's own")
-    parser.add_argument("folder", type=Path, help="where the environment goes, about 700 MB")
-    print(make(parser.parse_args(words).folder.resolve()))
+    """Make what was asked for; print what it took, and the interpreter."""
+    parser = argparse.ArgumentParser(
+        prog="python -m operators.bridge.juicer_env",
+        description="Make an environment with Data-Juicer and nothing of ours.",
+    )
+    parser.add_argument("folder", type=Path, help="where the environment goes")
+    folder = parser.parse_args(words).folder.resolve()
+    start = time.monotonic()
+    python = make(folder)
+    size = sum(file.lstat().st_size for file in folder.rglob("*"))
+    print(f"{size / 2**20:.0f} MiB, {time.monotonic() - start:.0f} s", file=sys.stderr)
+    print(python)
     return 0
 
 

@@ -15,6 +15,7 @@ import sys
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file, whose modules must not hide packages
 
+import contextlib
 import faulthandler
 import inspect
 import json
@@ -22,6 +23,7 @@ import math
 import os
 import struct
 import typing
+from importlib import import_module as module
 from importlib.metadata import PackageNotFoundError, version
 
 import pyarrow as pa
@@ -71,23 +73,20 @@ class Juicer:
     """One Data-Juicer operator at a time."""
 
     def __init__(self, guard: Guard) -> None:
-        import data_juicer.ops  # noqa: F401 - fills the registry
-        from data_juicer.ops import OPERATORS
-        from data_juicer.ops.base_op import OP, Filter, Mapper
-        from data_juicer.utils.constant import Fields
-        from data_juicer.utils.lazy_loader import LazyLoader
-        from loguru import logger
-
+        self.classes: typing.Any = module("data_juicer.ops").OPERATORS.modules
+        base: typing.Any = module("data_juicer.ops.base_op")
+        logger: typing.Any = module("loguru").logger
         logger.remove()
         logger.add(sys.stderr, level="ERROR")
-        LazyLoader._install_package = staticmethod(guard.install)
-        self.guard, self.classes, self.kinds = guard, OPERATORS.modules, (Filter, Mapper, OP)
-        self.stats_field, self.operator, self.filters = Fields.stats, None, False
-        try:
+        loader: typing.Any = module("data_juicer.utils.lazy_loader").LazyLoader
+        loader._install_package = staticmethod(guard.install)
+        self.guard, self.kinds = guard, (base.Filter, base.Mapper, base.OP)
+        self.stats_field: str = module("data_juicer.utils.constant").Fields.stats
+        self.operator: typing.Any = None
+        self.filters = False
+        with contextlib.suppress(ImportError):
             # The first one that is made imports Ray, which is an optional package of it, and goes on when made again.
             self.classes["clean_ip_mapper"]()
-        except ImportError:
-            pass
         guard.taken()
         sys.addaudithook(guard.audit)
 
@@ -138,11 +137,9 @@ class Juicer:
         )
         return {"errors": {str(row): text for row, text in errors.items()}}, table
 
-    def results(
-        self, rows: dict[str, list[typing.Any]], height: int, stats: list[str]
-    ) -> list[dict[str, typing.Any]]:
+    def results(self, rows: dict[str, list[typing.Any]], height: int, stats: list[str]) -> list[dict[str, typing.Any]]:
         """One result a row; an exception when the operator raises or does not answer row by row."""
-        operator: typing.Any = self.operator
+        operator = self.operator
         if not self.filters:
             texts = self.texts(rows, height)
             if len(texts) != height:
@@ -170,7 +167,7 @@ class Juicer:
 
     def texts(self, rows: dict[str, list[typing.Any]], height: int) -> list[typing.Any]:
         """What a mapper makes of the texts, by the method that Data-Juicer itself would call."""
-        operator: typing.Any = self.operator
+        operator = self.operator
         if operator.is_batched_op():
             return list(operator.process_batched(rows)["text"])
         return [operator.process_single(one)["text"] for one in singles(rows, height)]

@@ -1,6 +1,10 @@
 """Functions that Data-Juicer's python_file_mapper calls in the tests: they misbehave on some rows."""
 
+import contextlib
 import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,18 +42,11 @@ def numbers(sample):
 
 
 def connects(sample):
-    import socket
-
-    try:
+    with contextlib.suppress(ImportError):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
-    except ImportError:
-        pass
     return sample
 
 
 def installs(sample):
-    import subprocess
-    import sys
-
     subprocess.run([sys.executable, "-m", "pip", "--version"], check=True)
     return sample

@@ -1,4 +1,4 @@
-"""What can go wrong with an operator of Data-Juicer, in the real package: each costs its row, or stops with a remedy."""
+"""What goes wrong with an operator of Data-Juicer, in the real package: it costs its row, or stops with a remedy."""
 
 from __future__ import annotations
 
