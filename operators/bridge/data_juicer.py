@@ -117,9 +117,9 @@ class DataJuicer(Operator[DataJuicerConfig]):
     text rows are replaced (`replaced`), as by `normalize_text`. Null text is not shown to Data-Juicer: a filter rejects
     it (`null`), a mapper leaves it. A row on which the operator raises, hangs or ends its process is an error of that
     row (`on_error`): the batch is repeated row by row. Packages are never installed and, unless `network` says so,
-    nothing is fetched; an operator that wants to stops the pass with the line that helps. Each operator has its own
-    process, which takes seconds to start; operators that need the whole data set (deduplicators, selectors) are not
-    run: this package has its own.
+    nothing is fetched; an operator that wants to stops the pass with the line that helps. Operators of one interpreter
+    share a process, which takes seconds to start; operators that need the whole data set (deduplicators, selectors)
+    are not run: this package has its own.
     """
 
     Config = DataJuicerConfig

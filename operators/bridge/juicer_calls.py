@@ -5,6 +5,7 @@ What the process answers becomes an outcome for each row, or an error that stops
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from buffer_engine.errors import MissingExtraError, OperatorError, did_you_mean
-from operators.bridge.juicer_process import JuicerProcess
+from operators.bridge.juicer_process import Answer, JuicerProcess
+from operators.bridge.juicer_shared import SharedProcess, borrow, give_back
 from operators.bridge.juicer_table import Effect
 from operators.workers import Died, TimedOut
 
 _OPEN_SECONDS = 180.0
+_KEYS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class JuicerCalls:
         self._effect, self._stats = effect, list(stats)
         self._python, self._release, self._network = python, release, network
         self._batch_rows, self._seconds, self._most_lost = batch_rows, seconds, most_lost
-        self._process: JuicerProcess | None = None
+        self._shared: SharedProcess | None = None
+        self._made_in: JuicerProcess | None = None
+        self._key = f"{name} {next(_KEYS)}"
         self._lost = 0
 
     def run(self, rows: pa.Table) -> list[Outcome]:
@@ -70,18 +75,17 @@ class JuicerCalls:
         return outcomes
 
     def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        """End the process, unless another operator uses it."""
+        if self._shared is not None:
+            give_back(self._shared)
+            self._shared = self._made_in = None
 
     @property
     def _subject(self) -> str:
         return f"operator {self._name!r} ({self._op} of Data-Juicer)"
 
     def _batch(self, rows: pa.Table) -> list[Outcome]:
-        process = self._opened()
-        answer = process.ask({"do": "run", "stats": self._stats}, rows, seconds=self._seconds)
+        answer = self._asked(rows)
         if isinstance(answer, tuple):
             head, table = answer
             self._check(head)
@@ -90,7 +94,6 @@ class JuicerCalls:
             for row, text in head["errors"].items():
                 results[int(row)] = Failure(text)
             return results
-        self._process = None
         self._count(answer)
         if rows.num_rows > 1:
             return [outcome for row in range(rows.num_rows) for outcome in self._batch(rows.slice(row, 1))]
@@ -107,26 +110,42 @@ class JuicerCalls:
                 "raise timeout_seconds, lower batch_rows, or raise most_lost"
             )
 
-    def _opened(self) -> JuicerProcess:
-        if self._process is not None:
-            return self._process
-        process = JuicerProcess(self._python, network=self._network)
-        try:
-            if process.release != self._release:
-                raise OperatorError(
-                    f"{self._subject} is for release {self._release}, {self._python} has {process.release}: "
-                    f"pip install 'py-data-juicer=={self._release}' there, or set release: {process.release}"
-                )
-            request = {"do": "open", "op": self._op, "args": self._args, "network": self._network}
-            answer = process.ask(request, seconds=_OPEN_SECONDS)
+    def _asked(self, rows: pa.Table) -> Answer | TimedOut | Died:
+        if self._shared is None:
+            self._shared = borrow(self._python, network=self._network)
+        with self._shared.lock:
+            try:
+                process = self._shared.running()
+                self._make(process)
+                answer = process.ask({"do": "run", "key": self._key, "stats": self._stats}, rows, seconds=self._seconds)
+            except BaseException:
+                # Whatever happened in the middle of a request, the next one must not get its answer.
+                self._stop(self._shared)
+                raise
             if not isinstance(answer, tuple):
-                raise OperatorError(f"{self._subject}: making it hangs or ends its process")
-            self._check(answer[0])
-        except BaseException:
-            process.close()
-            raise
-        self._process = process
-        return process
+                self._stop(self._shared)
+            return answer
+
+    def _stop(self, shared: SharedProcess) -> None:
+        if shared.process is not None:
+            shared.process.close()
+            shared.process = None
+
+    def _make(self, process: JuicerProcess) -> None:
+        """Have the operator made in this process, unless it is there."""
+        if self._made_in is process:
+            return
+        if process.release != self._release:
+            raise OperatorError(
+                f"{self._subject} is for release {self._release}, {self._python} has {process.release}: "
+                f"pip install 'py-data-juicer=={self._release}' there, or set release: {process.release}"
+            )
+        request = {"do": "open", "key": self._key, "op": self._op, "args": self._args, "network": self._network}
+        answer = process.ask(request, seconds=_OPEN_SECONDS)
+        if not isinstance(answer, tuple):
+            raise OperatorError(f"{self._subject}: making it hangs or ends its process")
+        self._check(answer[0])
+        self._made_in = process
 
     def _check(self, head: Mapping[str, Any]) -> None:
         """Raise what the process says is in the way."""

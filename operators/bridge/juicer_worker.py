@@ -70,7 +70,7 @@ class Guard:
 
 
 class Juicer:
-    """One Data-Juicer operator at a time."""
+    """The operators that were made here, by the keys of those who asked for them."""
 
     def __init__(self, guard: Guard) -> None:
         self.classes: typing.Any = module("data_juicer.ops").OPERATORS.modules
@@ -82,17 +82,17 @@ class Juicer:
         loader._install_package = staticmethod(guard.install)
         self.guard, self.kinds = guard, (base.Filter, base.Mapper, base.OP)
         self.stats_field: str = module("data_juicer.utils.constant").Fields.stats
+        self.made: dict[str, typing.Any] = {}
         self.operator: typing.Any = None
-        self.filters = False
         with contextlib.suppress(ImportError):
             # The first one that is made imports Ray, which is an optional package of it, and goes on when made again.
             self.classes["clean_ip_mapper"]()
         guard.taken()
         sys.addaudithook(guard.audit)
 
-    def open(self, name: str, settings: dict[str, typing.Any], network: bool) -> dict[str, typing.Any]:
+    def open(self, key: str, name: str, settings: dict[str, typing.Any], network: bool) -> dict[str, typing.Any]:
         """Make the operator; says `effect`, or what is in the way."""
-        self.operator, self.guard.network = None, network
+        self.guard.network = network
         if name not in self.classes:
             return {"unknown": name, "known": sorted(self.classes)}
         found = self.classes[name]
@@ -104,17 +104,25 @@ class Juicer:
         if strange:
             return {"strange": strange[0], "known": sorted(known)}
         try:
-            made = found(**settings, auto_op_parallelism=False, num_proc=None, skip_op_error=False)
+            operator = found(**settings, auto_op_parallelism=False, num_proc=None, skip_op_error=False)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the reply carries it
             return {"refused": self.guard.taken(), "failed": described(error)}
         refused = self.guard.taken()
         if refused is not None:
             return {"refused": refused, "failed": ""}
-        self.operator, self.filters = made, issubclass(found, row_filter)
-        return {"effect": "filter" if self.filters else "map"}
+        self.made[key] = operator
+        return {"effect": "filter" if issubclass(found, row_filter) else "map"}
 
-    def run(self, rows: dict[str, list[typing.Any]], stats: list[str]) -> tuple[dict[str, typing.Any], typing.Any]:
+    @property
+    def filters(self) -> bool:
+        """Whether the operator in use is a filter."""
+        return isinstance(self.operator, self.kinds[0])
+
+    def run(
+        self, key: str, rows: dict[str, list[typing.Any]], stats: list[str]
+    ) -> tuple[dict[str, typing.Any], typing.Any]:
         """Results of all rows; where the batch fails, of each row on its own."""
+        self.operator = self.made[key]
         height = len(next(iter(rows.values())))
         errors: dict[int, str] = {}
         try:
@@ -241,9 +249,9 @@ def main() -> None:
         # The process ends itself a little after its time, so that it cannot outlive a parent that was killed.
         faulthandler.dump_traceback_later(request["timeout"] + _GRACE_SECONDS, exit=True, file=sys.stderr)
         if request["do"] == "open":
-            head, result = juicer.open(request["op"], request["args"], request["network"]), None
+            head, result = juicer.open(request["key"], request["op"], request["args"], request["network"]), None
         else:
-            head, result = juicer.run(table.to_pydict(), request["stats"])
+            head, result = juicer.run(request["key"], table.to_pydict(), request["stats"])
         faulthandler.cancel_dump_traceback_later()
         write(replies, head, result)
 

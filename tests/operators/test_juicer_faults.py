@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 from juicer_python import juicer_python
-from operator_rows import apply, config, frame, message
+from operator_rows import CONTEXT, apply, config, frame, message
 
 from buffer_engine.errors import MissingExtraError, OperatorError
 from operators.base import Result
@@ -149,16 +149,42 @@ def test_an_interpreter_that_does_not_start_is_named(tmp_path):
 def test_processes_and_folders_are_gone_after_close():
     operator = OPERATORS.load("data_juicer")(config("data_juicer", op="expand_macro_mapper", python=juicer_python()))
     rows = frame({"response": ["a"]})
-    operator.apply(rows, None)
-    process = operator._calls._process
+    operator.apply(rows, CONTEXT)
+    process = operator._calls._made_in
     folder = process._folder
     assert folder.is_dir()
     operator.close()
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
-    assert operator.apply(rows, None).columns["response"].to_list() == ["a"]
+    assert operator.apply(rows, CONTEXT).columns["response"].to_list() == ["a"]
     operator.close()
+
+
+def test_operators_share_a_process_and_go_on_when_one_of_them_loses_it():
+    def made(function: str) -> Any:
+        args = {"file_path": FUNCTIONS, "function_name": function}
+        fields = {"op": "python_file_mapper", "effect": "map", "args": args, "python": juicer_python()}
+        return OPERATORS.load("data_juicer")(config("data_juicer", **fields))
+
+    one, two = made("raises"), made("ends")
+    good, bad = frame({"response": ["a"]}), frame({"response": ["bad"]})
+    try:
+        assert one.apply(good, CONTEXT).columns["response"].to_list() == ["A"]
+        assert two.apply(good, CONTEXT).columns["response"].to_list() == ["A"]
+        first = one._calls._made_in
+        assert two._calls._made_in is first
+        assert errors(two.apply(bad, CONTEXT)) == {0: "the process of python_file_mapper ended without an answer"}
+        assert errors(one.apply(bad, CONTEXT)) == {0: "ValueError: this row is bad"}
+        assert one._calls._made_in is not first
+        one.close()
+        assert two.apply(good, CONTEXT).columns["response"].to_list() == ["A"]
+        last = two._calls._made_in
+    finally:
+        one.close()
+        two.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(last.pid, 0)
 
 
 def test_rewriting_replaces_imported_rows_and_a_failing_message_is_an_error_of_its_row():

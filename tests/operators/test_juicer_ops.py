@@ -46,7 +46,7 @@ def juicer() -> Generator[JuicerProcess]:
 
 
 def made(juicer: JuicerProcess, op: str, args: dict[str, Any]) -> dict[str, Any]:
-    answer = juicer.ask({"do": "open", "op": op, "args": args, "network": False}, seconds=60)
+    answer = juicer.ask({"do": "open", "key": "a", "op": op, "args": args, "network": False}, seconds=60)
     assert isinstance(answer, tuple), answer
     return dict(answer[0])
 
@@ -61,7 +61,7 @@ def results(juicer: JuicerProcess, op: str, texts: list[str]) -> list[dict[str, 
     """The results of the operator that was made last."""
     entry = juicer_table().ops[op]
     rows = pa.table({"text": texts, "n": list(range(len(texts)))})
-    answer = juicer.ask({"do": "run", "stats": list(entry.stats)}, rows, seconds=60)
+    answer = juicer.ask({"do": "run", "key": "a", "stats": list(entry.stats)}, rows, seconds=60)
     assert isinstance(answer, tuple), answer
     head, table = answer
     assert head == {"errors": {}}
