@@ -15,8 +15,12 @@ from buffer_engine.errors import OperatorError, did_you_mean
 from operators.base import Context, Contract, Operator, Result, RowError, ScoreOperatorConfig
 from operators.bridge.juicer_calls import Failure, JuicerCalls, Outcome
 from operators.bridge.juicer_table import MANAGED_ARGS, Effect, JuicerOp, juicer_table
+from operators.frame import MESSAGES
 from operators.mending import MendConfig, Mender
 from operators.verdicts import verdicts_of
+
+_ROLES = {"prompt": ("system", "user"), "response": ("assistant",)}
+"""Whose messages a column stands for when rows are rewritten, as in `operators.mending`."""
 
 
 class DataJuicerConfig(ScoreOperatorConfig):
@@ -207,8 +211,11 @@ class DataJuicer(Operator[DataJuicerConfig]):
         columns, errors = self._changed(texts, seen)
         if not self.config.rewrite:
             return Result(columns={self.config.column: columns}, errors=errors)
-        changed = _Rewriter(self, seen).rewritten(frame, {self.config.column: columns})
-        return self._rewritten(frame, changed, errors, seen)
+        unsampled = ((pl.col("made_by") == "import") & pl.col("mean_logprob").is_null()).fill_null(False)
+        # Dialogues that a model sampled are never rewritten, so their messages need not be asked about.
+        asked = frame.with_columns(messages=pl.when(unsampled).then("messages").otherwise(pl.lit([], MESSAGES)))
+        changed = _Rewriter(self, seen).rewritten(asked, {self.config.column: columns})
+        return self._rewritten(asked, changed, errors, seen)
 
     def _changed(self, texts: pl.Series, seen: dict[str, Outcome]) -> tuple[pl.Series, list[RowError]]:
         """The changed texts (as they were where the operator fails) and the failures; `seen` learns every text."""
@@ -231,11 +238,13 @@ class DataJuicer(Operator[DataJuicerConfig]):
         assert changed.verdicts is not None  # `rewritten` gives both
         assert changed.added is not None
         failures = {error.row: error.message for error in errors}
-        for row in changed.verdicts["row"].to_list():
-            for message in frame["messages"][row]:
-                outcome = seen.get(message["content"] or "")
-                if isinstance(outcome, Failure):
-                    failures.setdefault(row, outcome.message)
+        if any(isinstance(outcome, Failure) for outcome in seen.values()):
+            for row, messages in enumerate(frame["messages"].to_list()):
+                theirs = [part["content"] for part in messages if part["role"] in _ROLES[self.config.column]]
+                failed = [seen.get(text) for text in theirs if text is not None]
+                for outcome in failed:
+                    if isinstance(outcome, Failure):
+                        failures.setdefault(row, outcome.message)
         gone = list(failures)
         return Result(
             columns=changed.columns,

@@ -41,13 +41,13 @@ class Guard:
 
     def audit(self, event: str, words: tuple[typing.Any, ...]) -> None:
         """Refuse connections (unless allowed) and commands that install or fetch."""
-        if event == "socket.connect" and not self.network and isinstance(words[1], tuple):
+        if event in ("socket.connect", "socket.sendto") and not self.network and isinstance(words[1], tuple):
             self.refuse("network", str(words[1][0]))
         elif event == "socket.getaddrinfo" and not self.network:
             self.refuse("network", str(words[0]))
         elif event == "os.system":
             self.refuse("command", os.fsdecode(words[0]))
-        elif event in ("subprocess.Popen", "os.posix_spawn"):
+        elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
             line = words[1] if isinstance(words[1], str | bytes) else b" ".join(os.fsencode(word) for word in words[1])
             text = os.fsdecode(line)
             if _INSTALLERS & {os.path.basename(word) for word in text.split()}:

@@ -188,13 +188,13 @@ def test_operators_share_a_process_and_go_on_when_one_of_them_loses_it():
 
 
 def test_rewriting_replaces_imported_rows_and_a_failing_message_is_an_error_of_its_row():
-    texts = [["good", "x"], ["bad", "x"], ["good", "x"], ["GOOD", "X"]]
+    texts = [["good", "x"], ["bad", "x"], ["bad", "x"], ["GOOD", "X"], ["bad", "X"]]
     rows = frame(
         {
             "response": [pair[1] for pair in texts],
             "messages": [[message("assistant", text) for text in pair] for pair in texts],
-            "made_by": ["import", "import", "explorer", "import"],
-            "mean_logprob": [None, None, -0.5, None],
+            "made_by": ["import", "import", "explorer", "import", "import"],
+            "mean_logprob": [None, None, -0.5, None, None],
         },
         {"messages": MESSAGES, "mean_logprob": pl.Float64()},
     )
@@ -202,10 +202,10 @@ def test_rewriting_replaces_imported_rows_and_a_failing_message_is_an_error_of_i
     result = apply(
         "data_juicer", rows, op="python_file_mapper", effect="map", args=args, rewrite=True, python=juicer_python()
     )
-    assert result.columns["response"].to_list() == ["X", "X", "X", "X"]
+    assert result.columns["response"].to_list() == ["X"] * 5
     assert result.verdicts is not None
     assert result.added is not None
     assert result.verdicts.select("row", "reason").rows() == [(0, "replaced")]
     assert result.added["parent"].to_list() == [0]
     assert [part["content"] for part in result.added["messages"][0]] == ["GOOD", "X"]
-    assert errors(result) == {1: "ValueError: this row is bad"}
+    assert errors(result) == {1: "ValueError: this row is bad", 4: "ValueError: this row is bad"}
