@@ -65,6 +65,7 @@ def test_an_operator_that_is_lost_too_often_stops_the_pass():
 
 
 def test_a_process_killed_in_the_middle_of_a_batch_costs_no_row(tmp_path):
+    python = juicer_python()
     killed: list[int] = []
 
     def kill() -> None:
@@ -77,7 +78,7 @@ def test_a_process_killed_in_the_middle_of_a_batch_costs_no_row(tmp_path):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    result = mapped("waits", str(tmp_path), f"{tmp_path}/.")
+    result = mapped("waits", str(tmp_path), f"{tmp_path}/.", python=python)
     thread.join()
     assert killed
     assert errors(result) == {}
