@@ -8,7 +8,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: setup weights demo offline-demo dataset-demo lint test test-all soak wheel clean
+.PHONY: setup weights demo offline-demo dataset-demo lint juicer test test-all soak wheel clean
 
 setup: $(VENV)/.ready
 
@@ -45,11 +45,15 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+# Data-Juicer in an environment of its own, because of its pins; the tests that run it are skipped without.
+juicer: setup
+	$(BIN)/python -m operators.bridge.juicer_env "$${BUFFER_ENGINE_CACHE:-$$HOME/.cache/buffer-engine}/juicer"
+
 test: setup weights
 	$(BIN)/python -m pytest
 
-# Everything, and the checks of the distribution; the extra over `make test` needs the package index for an empty environment.
-test-all: lint test wheel
+# Everything, with Data-Juicer, and the checks of the distribution; the extra over `make test` needs the package index.
+test-all: lint juicer test wheel
 
 # Fifteen processes on one store for as long as SOAK_SECONDS says, with every reader checking all it sees.
 soak: setup

@@ -57,6 +57,7 @@ OPERATORS = Registry(
         "python_row": "operators.select.python_row:PythonRow",
         "python_batch": "operators.select.python_batch:PythonBatch",
         "sql": "operators.select.sql:Sql",
+        "data_juicer": "operators.bridge.data_juicer:DataJuicer",
     },
 )
 """Every operator that a pipeline can name; plug-ins join through the entry point group `buffer_engine.operators`."""

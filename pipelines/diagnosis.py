@@ -38,7 +38,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 """Extra → distributions it brings; a test compares them with the package's own list."""
 
-RESERVED = frozenset({"juicer", "labels", "ray", "vllm"})
+RESERVED = frozenset({"labels", "ray", "vllm"})
 """Extras that are declared for later versions; nothing here uses them."""
 
 _LOW_SPACE = 5 * 2**30

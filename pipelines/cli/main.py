@@ -79,6 +79,9 @@ VERBS: Mapping[str, Verb] = {
     "store": Verb("pipelines.cli.store:store", "Verify, show, compact or erase what is in a store."),
     "bench": Verb("pipelines.cli.bench:bench", "Measure speed beside peers, in one run."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),
+    "import-recipe": Verb(
+        "pipelines.cli.import_recipe:import_recipe_file", "Turn a Data-Juicer recipe into an operators list."
+    ),
     "schema": Verb("pipelines.cli.components:schema", "Print the tables and what their columns mean."),
     "doctor": Verb("pipelines.cli.components:doctor", "Show versions, extras and what may go wrong here."),
 }

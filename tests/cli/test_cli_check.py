@@ -157,7 +157,7 @@ def test_doctor_says_which_extras_this_version_does_not_use(capsys: pytest.Captu
     assert run_command(["doctor"]) == 0
 
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    for extra in ("vllm", "juicer", "labels", "ray"):
+    for extra in ("vllm", "labels", "ray"):
         assert lines[extra].endswith("declared, not used by this version")
     assert "not used" not in lines["math"]
 

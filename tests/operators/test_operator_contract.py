@@ -9,9 +9,11 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from juicer_python import juicer_python
 from odd_operators import Failing, FailingConfig, Sneaky, SneakyConfig
 from operator_rows import config
 
+from operators.base import OperatorConfig
 from operators.frame import FRAME_COLUMNS
 from operators.registry import OPERATORS
 from operators.testing import check_operator, hostile_frame, sample_frame
@@ -125,6 +127,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sql", {"keep_where": "token_count > 1"}),
     ("sql", {"query": "SELECT experience_id, 1.5 AS score FROM rows WHERE reward > 0", "columns": ["reward"],
              "score": True}),
+    ("data_juicer", {"op": "words_num_filter", "args": {"min_num": 2}}),
+    ("data_juicer", {"op": "whitespace_normalization_mapper", "rewrite": True}),
 ]  # fmt: skip
 
 
@@ -136,18 +140,23 @@ def operator(kind: str) -> Any:
     return found
 
 
+def configured(kind: str, fields: dict[str, Any]) -> OperatorConfig:
+    """The configuration; skips the test where the package of another interpreter is not there."""
+    return config(kind, **fields, python=juicer_python()) if kind == "data_juicer" else config(kind, **fields)
+
+
 def test_the_table_covers_every_registered_operator():
     assert {kind for kind, _ in CASES} == set(OPERATORS.builtin)
 
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 def test_the_operator_keeps_its_contract(kind, fields):
-    check_operator(operator(kind), config(kind, **fields), sample_frame(COLUMNS))
+    check_operator(operator(kind), configured(kind, fields), sample_frame(COLUMNS))
 
 
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 def test_the_operator_keeps_its_contract_on_rows_that_break_things(kind, fields):
-    check_operator(operator(kind), config(kind, **fields), hostile_frame(COLUMNS))
+    check_operator(operator(kind), configured(kind, fields), hostile_frame(COLUMNS))
 
 
 @pytest.mark.parametrize("kind", sorted(OPERATORS.builtin))
@@ -196,7 +205,7 @@ ROW = st.fixed_dictionaries(
         "sampled": st.booleans(),
     }
 )  # fmt: skip
-SLOW = ("code_tests", "math_verify", "reasoning_gym_answer", "python_row", "python_batch")
+SLOW = ("code_tests", "math_verify", "reasoning_gym_answer", "python_row", "python_batch", "data_juicer")
 """Operators that start processes or load much: not tried on generated rows."""
 VECTORISED = [(kind, fields) for kind, fields in CASES if kind not in (*SLOW, "normalize_text")] + [
     ("normalize_text", {"forms": ["nfkc", "ctrl", "punct", "ws"]})
@@ -234,4 +243,4 @@ def test_the_operator_keeps_its_contract_on_any_rows(kind, fields, rows):
         column("logprobs", [[-1.0] * len(row["mask"]) if row["sampled"] else None for row in rows]),
         column("mean_logprob", [-1.0 if row["sampled"] and row["mask"] else None for row in rows]),
     )
-    check_operator(operator(kind), config(kind, **fields), made)
+    check_operator(operator(kind), configured(kind, fields), made)

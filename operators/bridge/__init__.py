@@ -1,0 +1,1 @@
+"""Operators of other packages, run at arm's length."""
