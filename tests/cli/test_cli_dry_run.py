@@ -203,7 +203,9 @@ def test_a_dry_run_says_what_curate_then_does(tmp_path: Path, tiny_model: Path, 
             "SELECT operator, sum(rows_in) AS rows_in, sum(kept) AS kept, sum(rejected) AS rejected "
             "FROM operator_runs GROUP BY operator"
         )
-        reward = inspection.rows("SELECT avg(reward) AS mean FROM experiences WHERE status = 'kept'")[0]["mean"]
+        reward = inspection.rows(
+            "SELECT avg(reward) AS mean FROM experiences WHERE status = 'kept' AND partition = 'train'"
+        )[0]["mean"]
     counts = {line["operator"]: (line["rows_in"], line["kept"], line["rejected"]) for line in did}
     assert {
         line["operator"]: (line["rows_in"], line["kept"], line["rejected"])
