@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from rich.console import Console
-from store_rows import decisions, rollout, rollouts, score, table, task
+from store_rows import WHEN, decisions, rollout, rollouts, score, table, task
 from tiny_run import write_specification
 
 from buffer_engine.errors import UsageError
@@ -71,6 +71,12 @@ def write_pipeline(folder: Path, operators: str = OPERATORS, *, name: str = "run
     file.write_text(head + operators + tail.partition("trainer:\n")[2])
     text = file.read_text().replace("{type: grpo}", "{type: grpo, advantage: {type: group, scale: none}}")
     file.write_text(text)
+    return file
+
+
+def without_trainer(file: Path) -> Path:
+    """A specification that only explores and curates, so that its operators need not score."""
+    file.write_text(file.read_text().partition("trainer:\n")[0])
     return file
 
 
@@ -246,8 +252,7 @@ def test_a_sample_takes_whole_groups_of_all_task_sets_in_proportion(tmp_path: Pa
 
 def test_later_passes_know_what_earlier_ones_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operators = "operators:\n  - {type: exact_dedup, columns: [response]}\ntrainer:\n"
-    file = write_pipeline(tmp_path, operators)
-    file.write_text(file.read_text().partition("trainer:\n")[0])
+    file = without_trainer(write_pipeline(tmp_path, operators))
     monkeypatch.setattr(choosing, "PASS_ROWS", 2)
     with open_store(tmp_path / "s", durability="process") as store:
         store.append("tasks", table("tasks", [task("t0"), task("t1")]))
@@ -294,3 +299,47 @@ def test_a_store_without_rows_says_so(tmp_path: Path, run: Run) -> None:
     code, _, err = run("curate", write_pipeline(tmp_path), "--dry-run")
     assert code == 2
     assert "explore or import some first" in err
+
+
+def test_scores_of_earlier_curations_are_left_out_and_those_given_later_count(
+    tmp_path: Path, folder: Path, run: Run
+) -> None:
+    file = write_pipeline(
+        tmp_path, OPERATORS.replace("  - {id: right, type: regex_or_exact_match, gold: wanted}\n", "")
+    )
+    without_trainer(file)
+    operator_run = {
+        "pass_id": "p1", "run_id": "run", "position": 0, "operator": "old", "type": "ended", "fingerprint": "f",
+        "rows_in": 4, "kept": 4, "rejected": 0, "held": 0, "masked": 0, "added": 0, "scored": 4, "nulls": 0,
+        "errors": 0, "cpu_seconds": 0.0, "wall_seconds": 0.0, "created_at": WHEN,
+    }  # fmt: skip
+    with open_store(folder, durability="process") as store:
+        old = [score(f"x{at}", 8.0, name="old", author="old") for at in range(2)]
+        again = [score(f"x{at}", 16.0, name="again", author="ended@1f") for at in range(2)]
+        store.append_all(
+            {"scores": table("scores", [*old, *again]), "operator_runs": table("operator_runs", [operator_run])}
+        )
+    _, out, _ = run("curate", file, "--dry-run", "--json")
+    effect = json.loads(out)["effect"]
+    # Ann gave 0.5 and 0.25; `old` is of a pipeline that is not this one.
+    assert effect["before"]["mean reward"] == 0.375 + 8 + 16
+    assert effect["after"]["mean reward"] == 0.375 + 16
+
+
+def test_masked_and_held_rows_are_counted_with_their_reasons(tmp_path: Path, folder: Path, run: Run) -> None:
+    operators = "operators:\n  - {type: group_complete, verdict: hold}\n  - {type: truncated_mask}\ntrainer:\n"
+    with open_store(folder, durability="process") as store:
+        store.append("tasks", table("tasks", [task("t2")]))
+        store.append("rollouts", table("rollouts", [replied(4, "a", truncated=True), replied(5, "b")]))
+    _, out, _ = run("curate", without_trainer(write_pipeline(tmp_path, operators)), "--dry-run", "--json")
+    found = json.loads(out)
+    assert "mean size of the advantage" not in found["effect"]["after"]
+    counted = {
+        line["operator"]: (line["held"], line["masked"], line["kept"]) for line in found["pipelines"][0]["operators"]
+    }
+    assert counted == {"intake": (0, 0, 5), "group_complete": (1, 0, 4), "truncated_mask": (0, 1, 4)}
+    assert {(fate["verdict"], fate["reason"]) for fate in found["pipelines"][0]["fates"]} == {
+        ("reject", "error:timeout"), ("hold", "incomplete"), ("mask", "truncated"),
+    }  # fmt: skip
+    # x4 keeps its place in the batch and trains on neither of its two tokens.
+    assert (found["effect"]["after"]["rows"], found["effect"]["after"]["trained tokens"]) == (4, 6)

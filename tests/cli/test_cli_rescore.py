@@ -17,11 +17,15 @@ from rich.console import Console
 from store_rows import child_environment, rollout, score, table, task
 from tiny_run import write_specification
 
+from buffer_engine.errors import UsageError
 from buffer_engine.inspect import connect_store
 from buffer_engine.scoring import add_scores
 from buffer_engine.store import open_store
 from pipelines.cli.main import run_command
 from pipelines.load import load_spec
+from pipelines.rescoring.operator_file import compile_scoring, read_operators
+from pipelines.rescoring.rescore import Rescored, author_of, rescore
+from pipelines.rescoring.selecting import component_scores, select_rows
 from pipelines.runner import start_run
 
 import pyarrow as pa  # isort: skip
@@ -279,3 +283,34 @@ def test_a_training_run_uses_the_new_version_at_once(tmp_path: Path, tiny_model:
     assert len(rows) == 16
     assert {row["versions"] for row in rows} == {'{"right": 2}'}
     assert all(row["reward"] == row["sample_index"] for row in rows)
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_score_that_somebody_gives_in_the_meantime_is_never_overwritten(
+    folder: Path, operator: Path, version: int | None
+) -> None:
+    with open_store(folder, durability="process") as store:
+        kinds = store.table("scores", columns=["name", "weight"])
+        with compile_scoring(operator, read_operators(operator), store.table("tasks"), kinds) as plan:
+            selection = select_rows(
+                store, where=None, scores=component_scores(store, plan), component="answer",
+                author=author_of(plan), version=version,
+            )  # fmt: skip
+
+            def ann_scores_x4(rows: int) -> None:
+                add_scores(store, pa.table({"experience_id": ["x4"], "value": [0.75]}), name="answer", author="ann")
+
+            def go() -> Rescored:
+                return rescore(store, plan, selection, weight=0.5, version=version, chunk_rows=4, advance=ann_scores_x4)
+
+            if version is None:
+                assert go().scored == 7
+            else:
+                with pytest.raises(UsageError, match="answer@v2 was given to a row of this part by somebody else"):
+                    go()
+    found = new_scores(folder)
+    # The first part, x0 to x3, was written before; ann's version 2 of x4 stays either way.
+    assert {row_id: found[row_id][0] for row_id in ("x0", "x1", "x2", "x3")} == dict.fromkeys(
+        ("x0", "x1", "x2", "x3"), 2
+    )
+    assert found.get("x4", (None,))[0] == (3 if version is None else None)
