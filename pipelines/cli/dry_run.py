@@ -95,8 +95,11 @@ def _effects(sides: Sequence[LoadedSpec], rehearsals: Sequence[Rehearsal]) -> li
 
 
 def _labels(sides: Sequence[LoadedSpec]) -> list[str]:
-    names = [side.file.name for side in sides]
-    return names if len(set(names)) == len(names) else [str(side.file) for side in sides]
+    """What the two pipelines are called; the same file twice differs by what `--set` changed in the first."""
+    for names in ([side.file.name for side in sides], [str(side.file) for side in sides]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{side.file.name} ({place})" for side, place in zip(sides, ("first", "second"), strict=True)]
 
 
 def _as_data(

@@ -190,6 +190,17 @@ def test_two_pipelines_are_compared_row_by_row(tmp_path: Path, folder: Path, run
     assert [column["rows"] for column in found["effect"].values()] == [3, 2, 1]
 
 
+def test_one_value_can_be_tried_against_the_same_file(tmp_path: Path, folder: Path, run: Run) -> None:
+    file = write_pipeline(tmp_path)
+    code, out, _ = run("curate", file, "--set", "operators.1.max=2", "--dry-run", "--diff", file, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert {label: column["rows"] for label, column in found["effect"].items()} == {
+        "before": 3, "run-s.yaml (first)": 1, "run-s.yaml (second)": 2,
+    }  # fmt: skip
+    assert [row["experience_id"] for row in found["difference"]["rows"]] == ["x0"]
+
+
 def test_rows_that_both_keep_with_another_reward_are_counted(tmp_path: Path, folder: Path, run: Run) -> None:
     heavier = write_pipeline(tmp_path, OPERATORS.replace("gold: wanted", "gold: wanted, weight: 2"), name="other")
     _, out, _ = run("curate", write_pipeline(tmp_path), "--dry-run", "--diff", heavier, "--json")

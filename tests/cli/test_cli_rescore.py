@@ -223,6 +223,16 @@ def test_group_operators_see_whole_groups_and_only_missing_rows_are_written(
     assert found["x1"] == (1, -2.0, None)  # 1 - 3: x0 is in its baseline, although it was scored before
 
 
+def test_an_operator_that_compares_all_rows_needs_them_in_one_part(folder: Path, tmp_path: Path, run: Run) -> None:
+    operator = tmp_path / "batch.yaml"
+    operator.write_text("{type: reward_normalize, id: relative, column: answer, by: batch, method: rank, weight: 0}\n")
+    code, _, err = run("score", folder, "--with", operator, "--chunk-rows", "4")
+    assert code == 2
+    assert "operator 'relative' compares all rows with each other, and 7 are more than the 4 of one part" in err
+    assert run("score", folder, "--with", operator, "--chunk-rows", "7")[0] == 0
+    assert len(new_scores(folder, "relative")) == 7
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
