@@ -106,7 +106,8 @@ def _print(
     print_view(records_table([_distribution("before", before), _distribution("after", found.after)]))
     both = found.after.join(before, on="experience_id", suffix="_before")
     moved = both.filter(pl.col("value").ne_missing(pl.col("value_before")))
-    print_text(f"{moved.height:,} of the {both.height:,} rows that had a score get another value")
+    if both.height:
+        print_text(f"{moved.height:,} of the {both.height:,} rows that had a score get another value")
 
 
 def _distribution(label: str, frame: pl.DataFrame) -> dict[str, float | int | str | None]:

@@ -271,6 +271,12 @@ def test_a_wrong_call_says_what_to_write(
     assert said in err
 
 
+def test_the_shipped_example_is_a_score_operator_of_the_demo() -> None:
+    examples = Path(__file__).parents[2] / "pipelines" / "examples"
+    (config,) = read_operators(examples / "rescore_correct.yaml")
+    assert config.name in [step.name for step in load_spec(examples / "demo.yaml").spec.operators]  # type: ignore[attr-defined]
+
+
 def test_a_training_run_uses_the_new_version_at_once(tmp_path: Path, tiny_model: Path, run: Run) -> None:
     file = write_specification(tmp_path, tiny_model, steps=1)
     text = file.read_text().replace("  - {type: group_reward_std, column: right, over: survivors}\n", "")
