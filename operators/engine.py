@@ -25,6 +25,9 @@ from operators.plan import OperatorPlan, PlannedOperator
 
 History = Callable[[Sequence[str]], pl.DataFrame]
 
+Watch = Callable[[PlannedOperator, pl.DataFrame, pl.DataFrame], None]
+"""Told after each operator: the rows before it and after it, in the same order, with `alive`; for dry runs."""
+
 _ADDED_SCHEMA: dict[str, pl.DataType] = {"parent_id": pl.String(), "made_by": pl.String()}
 _DECISION_SCHEMA: dict[str, pl.DataType] = {
     "experience_id": pl.String(),
@@ -69,6 +72,7 @@ def run_operators(
     scores: pa.Table | pl.DataFrame | None = None,
     history: History | None = None,
     now: datetime | None = None,
+    watch: Watch | None = None,
 ) -> CurationResult:
     """Run a plan over a frame.
 
@@ -79,6 +83,7 @@ def run_operators(
         scores: rows of `schema.SCORES` that these rollouts already have; new rows get the next version.
         history: columns of the rows that earlier passes of the run kept, for operators that compare with the past.
         now: time written into the rows; default: the clock.
+        watch: called after each operator.
     Raises:
         OperatorError: an operator breaks its contract, or a row fails under `on_error: raise`.
         ConservationError: rows were lost, doubled or invented.
@@ -93,7 +98,10 @@ def run_operators(
     )
     state.take_in(frame)
     for planned in plan.steps:
+        before = state.rows
         state.run(planned)
+        if watch is not None:
+            watch(planned, before, state.rows)
     state.finish(frame)
     return state.result(run_id=run_id, pass_id=pass_id, now=now or datetime.now(UTC))
 

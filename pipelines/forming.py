@@ -64,9 +64,10 @@ def starve(assembly: Assembly, read: ReadPolicy, *, step: int, explorations: int
     Raises:
         StarvedError: with the counts per operator and reason.
     """
+    made = len(_training_rows(assembly.store, assembly.run_id, step))
     said = (
-        f"step {step} found fewer than {read.min_rows} rows to train on after {explorations} explorations. "
-        f"Rejected or held in this step: {listed_rejects(assembly.store, assembly.run_id, step)}."
+        f"step {step} found fewer than {read.min_rows} rows to train on after {explorations} explorations, which made "
+        f"{made} rows. Rejected or held in this step: {listed_rejects(assembly.store, assembly.run_id, step)}."
     )
     if assembly.spec.loop.on_starved == "error":
         raise StarvedError(
@@ -81,9 +82,19 @@ def starve(assembly: Assembly, read: ReadPolicy, *, step: int, explorations: int
 
 def listed_rejects(store: ExperienceStore, run_id: str, step: int | None = None) -> str:
     """`operator: reason rows; …` over the run's training rows (of one step), most first."""
+    ids = _training_rows(store, run_id, step)
+    if not ids:
+        return "no row was made"
+    counts = reject_counts(store, ids)
+    return (
+        "; ".join(f"{operator}: {reason} {count}" for operator, reason, count in counts) or f"none of {len(ids)} rows"
+    )
+
+
+def _training_rows(store: ExperienceStore, run_id: str, step: int | None) -> list[str]:
+    """Ids of the run's training rows; those that one step explored, or that operators made of them."""
     rows = store.table("rollouts", columns=["experience_id", "run_id", "explore_step", "partition"])
     chosen = pc.and_(pc.equal(rows.column("run_id"), run_id), pc.equal(rows.column("partition"), "train"))
     if step is not None:
         chosen = pc.and_(chosen, pc.equal(rows.column("explore_step"), step))
-    counts = reject_counts(store, rows.filter(chosen).column("experience_id").to_pylist())
-    return "; ".join(f"{operator}: {reason} {count}" for operator, reason, count in counts) or "no row was made"
+    return rows.filter(chosen).column("experience_id").to_pylist()

@@ -243,6 +243,10 @@ class Loop:
             if done > self._spec.loop.max_refills:
                 starve(self._assembly, self._read, step=step, explorations=done)
                 return None
+            self._progress.say(
+                f"step {step}: operators left fewer than {self._read.min_rows} rows to train on, so more tasks are "
+                f"played (refill {done} of {self._spec.loop.max_refills})"
+            )
             self._explore(step, done)
 
     def _evaluate(self, step: int) -> None:

@@ -75,7 +75,7 @@ VERBS: Mapping[str, Verb] = {
     "what-if": Verb(
         "pipelines.cli.what_if:what_if", "Say what a batch would have been with other operators or scores."
     ),
-    "score": Verb("pipelines.cli.score:score", "Add late scores from a file."),
+    "score": Verb("pipelines.cli.score:score", "Add late scores, from a file or by an operator."),
     "store": Verb("pipelines.cli.store:store", "Verify, show, compact or erase what is in a store."),
     "bench": Verb("pipelines.cli.bench:bench", "Measure speed beside peers, in one run."),
     "operators": Verb("pipelines.cli.components:operators", "List operators and other components, or explain one."),

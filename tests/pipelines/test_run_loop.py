@@ -137,7 +137,38 @@ def test_starving_stops_with_the_counts_per_operator_and_reason(tmp_path: Path, 
         run(file, "loop.on_starved=error", "loop.max_refills=1")
     # Two explorations of 4 tasks with 4 attempts each, all too short.
     assert "length_filter: too_short 32" in str(caught.value)
-    assert "after 2 explorations" in str(caught.value)
+    assert "after 2 explorations, which made 32 rows" in str(caught.value)
+
+
+def test_a_pipeline_that_takes_half_the_rows_refills_and_trains_full_batches(tmp_path: Path, tiny_model: Path) -> None:
+    file = write_specification(tmp_path, tiny_model, steps=2)
+    half = "{type: polars, expr: 'pl.col(\"sample_index\") < 2'}"
+    text = file.read_text().replace("{type: group_reward_std, column: right, over: survivors}", half)
+    file.write_text(text.replace("rows: 16,", "rows: 16, min_rows: 16,"))
+    console = quiet()
+    report = start_run(load_spec(file, overrides=("loop.on_starved=error", "loop.max_refills=1")), console)
+    assert (report.outcome.trained_steps, report.outcome.skipped_steps) == (2, 0)
+    with connect_store(report.folder) as inspection:
+        batches = inspection.rows("SELECT step, rows FROM batches ORDER BY step")
+        explored = inspection.rows(
+            "SELECT explore_step, count(*) AS rows FROM rollouts WHERE partition = 'train' GROUP BY 1 ORDER BY 1"
+        )
+    assert batches == [{"step": 1, "rows": 16}, {"step": 2, "rows": 16}]
+    # 16 rows an exploration, of which 8 stay: one refill makes a batch.
+    assert explored == [{"explore_step": 1, "rows": 32}, {"explore_step": 2, "rows": 32}]
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "step 1: operators left fewer than 16 rows to train on" in said
+    assert "(refill 1 of 1)" in said
+
+
+def test_too_few_rows_that_nobody_rejected_are_named_as_such(tmp_path: Path, tiny_model: Path) -> None:
+    file = write_specification(tmp_path, tiny_model, steps=1)
+    text = file.read_text().replace("  - {type: group_reward_std, column: right, over: survivors}\n", "")
+    file.write_text(text.replace("rows: 16,", "rows: 64, min_rows: 40,"))
+    with pytest.raises(StarvedError) as caught:
+        run(file, "loop.on_starved=error", "loop.max_refills=1")
+    assert "fewer than 40 rows to train on after 2 explorations, which made 32 rows" in str(caught.value)
+    assert "Rejected or held in this step: none of 32 rows" in str(caught.value)
 
 
 def test_a_skipped_step_leaves_the_weights_and_counts_an_event(tmp_path: Path, tiny_model: Path) -> None:
