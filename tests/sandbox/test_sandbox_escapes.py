@@ -248,7 +248,7 @@ def test_parents_and_strangers_cannot_be_signalled():
         previous = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
         try:
             run = tried(
-                f"import os, signal\nfor pid in ({os.getpid()}, {stranger.pid}, 1, -1):\n"
+                f"import os, signal\nfor pid in ({os.getpid()}, {stranger.pid}):\n"
                 "    for number in (signal.SIGTERM, signal.SIGKILL):\n"
                 "        try: os.kill(pid, number)\n        except OSError as error: print(error.errno)"
             )
@@ -258,7 +258,7 @@ def test_parents_and_strangers_cannot_be_signalled():
         finally:
             signal.signal(signal.SIGTERM, previous)
             stranger.kill()
-    assert run.stdout.split()[:4] == ["3"] * 4  # no such process
+    assert run.stdout.split() == ["3"] * 4  # no such process
 
 
 def test_killing_the_first_process_of_the_sandbox_does_not_free_it():
