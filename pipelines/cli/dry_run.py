@@ -11,8 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from buffer_engine.errors import UsageError
+from buffer_engine.store import open_store
 from buffer_engine.store.base import ExperienceStore
-from buffer_engine.store.local import open_store
 from pipelines.cli.console import logs, print_text, results
 from pipelines.cli.opening import require_store
 from pipelines.cli.rendering import plain_value, print_view, records_table

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from buffer_engine.errors import UsageError
-from buffer_engine.store.local import open_store
+from buffer_engine.store import open_store
 from operators.plan import OperatorPlan
 from pipelines.cli.console import logs, print_text
 from pipelines.cli.opening import require_store
