@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -64,8 +65,11 @@ class JuicerProcess:
                 env=environment,
             )
         except OSError as error:
-            self._remove()
+            self._errors.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise OperatorError(f"the interpreter {python!r} does not start: {error.strerror}") from error
+        # Also when nobody closes it: the folder would outlive the program.
+        self._end = weakref.finalize(self, _end, self._process, self._errors, self._folder, os.getpid())
         try:
             self.release = self._first()
         except BaseException:
@@ -102,18 +106,7 @@ class JuicerProcess:
 
     def close(self) -> None:
         """End it and remove its folder."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            try:
-                _pipe(pipe).close()
-            except BrokenPipeError:  # unsent bytes of a request that nobody will read
-                continue
-        self._remove()
-
-    def _remove(self) -> None:
-        self._errors.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._end()
 
     def _first(self) -> str:
         answer = self._answer(time.monotonic() + _START_SECONDS)
@@ -167,6 +160,20 @@ class JuicerProcess:
                     return Died()
                 received += chunk
         return bytes(received)
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes], folder: Path, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child that ends leaves its parent's process alone
+        return
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        try:
+            _pipe(pipe).close()
+        except BrokenPipeError:  # unsent bytes of a request that nobody will read
+            continue
+    errors.close()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

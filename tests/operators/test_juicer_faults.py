@@ -162,6 +162,23 @@ def test_processes_and_folders_are_gone_after_close():
     operator.close()
 
 
+def test_an_operator_that_nobody_closes_leaves_nothing_behind_when_the_program_ends(tmp_path):
+    python = str(juicer_python())
+    program = f"""
+import polars as pl
+from operator_rows import CONTEXT, config, frame
+from operators.registry import OPERATORS
+operator = OPERATORS.load("data_juicer")(config("data_juicer", op="expand_macro_mapper", python={python!r}))
+operator.apply(frame({{"response": ["a"]}}), CONTEXT)
+print(operator._calls._made_in.pid)
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
 def test_operators_share_a_process_and_go_on_when_one_of_them_loses_it():
     def made(function: str) -> Any:
         args = {"file_path": FUNCTIONS, "function_name": function}
