@@ -359,7 +359,8 @@ def _before(text: str, anchor: str, line: str) -> str:
 
 def _after_table(page: str, row: str) -> str:
     start = page.index("## Shipped operators")
-    rows = list(re.finditer(r"^\| `\w+` \|.*\n", page[start:], re.MULTILINE))
+    section = page[start:].split("\n## ")[0] + "\n"  # tables of later sections have rows of this form too
+    rows = list(re.finditer(r"^\| `\w+` \|.*\n", section, re.MULTILINE))
     end = start + rows[-1].end()
     return page[:end] + row + page[end:]
 
