@@ -18,6 +18,8 @@ from buffer_engine.store import open_store
 
 PRELOAD = ["torch", "transformers", "pipelines.runner", "explorers.local", "trainers.torch_trainer", "operators.engine"]
 KILLS = 30
+STEPS = 16
+"""Enough that even a fast machine is not done before the last kill."""
 
 
 def run_once(file: str) -> None:
@@ -41,8 +43,8 @@ def test_a_run_killed_at_many_random_points_ends_with_the_same_batches_and_weigh
 ) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    calm = write_specification(tmp_path, tiny_model, steps=9, store="calm")
-    stormy = write_specification(tmp_path, tiny_model, steps=9, store="stormy")
+    calm = write_specification(tmp_path, tiny_model, steps=STEPS, store="calm")
+    stormy = write_specification(tmp_path, tiny_model, steps=STEPS, store="stormy")
 
     undisturbed = context.Process(target=run_once, args=(str(calm),))
     undisturbed.start()
