@@ -71,10 +71,11 @@ class Harness:
         open_store(self.store, durability="process").close()  # of the kind that the test is about
 
     def run(self, *, kills: int = 0, seconds: float = 0.0) -> None:
-        """Until so many processes were killed (each started again), or for so long without killing anybody."""
+        """Until so many processes were killed (each started again), one of every role among them, or for so long."""
         until = time.monotonic() + seconds
+        spared = {slot.role for slot in self._slots} if kills else set[str]()
         try:
-            while sum(self.tally.kills.values()) < kills or time.monotonic() < until:
+            while sum(self.tally.kills.values()) < kills or spared - set(self.tally.kills) or time.monotonic() < until:
                 for slot in self._slots:
                     if slot.process is None:
                         self._start(slot, killing=kills > 0)

@@ -67,7 +67,7 @@ def test_kills_of_many_processes_lose_double_and_skip_nothing_on_shared_servers(
     tally = harness.tally
     print(f"\n{tally}")
     assert sum(tally.kills.values()) >= SHARED_KILLS
-    assert len(tally.kills) >= len(cast) - 1  # of so few kills, chance may spare one role
+    assert set(tally.kills) == set(cast)
     assert tally.ways["at a call"]
     assert any(tally.ways[way] for way in SHARED_POINTS)
     assert tally.rows >= 20
