@@ -5,31 +5,20 @@ from __future__ import annotations
 from typing import Literal
 
 import polars as pl
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from operators.base import Context, Contract, Operator, OperatorConfig, Result
+from operators.base import Context, Contract, Operator, Result
+from operators.dedup.keeping import KeepingConfig
 from operators.verdicts import verdicts_of
 
 
-class ExactDedupConfig(OperatorConfig):
+class ExactDedupConfig(KeepingConfig):
     """What makes two rows equal, and which of them stays."""
 
     columns: tuple[str, ...] = Field(("prompt", "response"), min_length=1, description="columns that must be equal")
     normalize: tuple[Literal["nfkc", "case", "ws"], ...] = Field(
         ("ws",), description="differences that do not count: nfkc Unicode forms, case letters, ws amount of blanks"
     )
-    scope: tuple[str, ...] = Field((), description="columns within whose values rows are compared, e.g. [task_id]")
-    keep: Literal["first", "best"] = Field(
-        "first", description="first: lowest sample_index, then experience_id; best: highest `by`, then as first"
-    )
-    by: str | None = Field(None, description="numeric column for keep: best")
-    history: bool = Field(True, description="compare with what earlier passes of the run kept, too; those always stay")
-
-    @model_validator(mode="after")
-    def _best_has_a_column(self) -> ExactDedupConfig:
-        if (self.keep == "best") != (self.by is not None):
-            raise ValueError("keep: best needs `by`, and only keep: best takes it")
-        return self
 
 
 class ExactDedup(Operator[ExactDedupConfig]):

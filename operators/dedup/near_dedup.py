@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from buffer_engine.extras import require
-from operators.base import Context, Contract, Operator, OperatorConfig, Result
+from operators.base import Context, Contract, Operator, Result
+from operators.dedup.keeping import KeepingConfig
 from operators.dedup.preference import by_preference, scopes_of
 from operators.ngrams import gram, words_of
 from operators.verdicts import verdicts_of
@@ -18,25 +19,13 @@ _WORD = r"[\p{L}\p{N}]+"
 _SEED = 42
 
 
-class NearDedupConfig(OperatorConfig):
+class NearDedupConfig(KeepingConfig):
     """How alike is too alike, and which row stays."""
 
     column: str = Field("response", description="text column")
     threshold: float = Field(0.8, gt=0, le=1, description="Jaccard similarity of the sets of shingles from which on")
     shingle: int = Field(5, ge=1, description="words in a shingle; a shorter text is one shingle")
     num_perm: int = Field(128, ge=16, le=1024, description="permutations of a MinHash signature; more find more")
-    scope: tuple[str, ...] = Field((), description="columns within whose values rows are compared, e.g. [task_id]")
-    keep: Literal["first", "best"] = Field(
-        "first", description="first: lowest sample_index, then experience_id; best: highest `by`, then as first"
-    )
-    by: str | None = Field(None, description="numeric column for keep: best")
-    history: bool = Field(True, description="compare with what earlier passes of the run kept, too; those always stay")
-
-    @model_validator(mode="after")
-    def _best_has_a_column(self) -> NearDedupConfig:
-        if (self.keep == "best") != (self.by is not None):
-            raise ValueError("keep: best needs `by`, and only keep: best takes it")
-        return self
 
 
 class NearDedup(Operator[NearDedupConfig]):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from operators.base import Context, Contract, Operator, OperatorConfig, Result
+from operators.base import Context, Contract, Operator, Result
+from operators.dedup.keeping import KeepingConfig
 from operators.dedup.preference import by_preference, scopes_of
 from operators.dedup.static_embeddings import StaticEmbeddings, Vectors
 from operators.verdicts import verdicts_of
@@ -18,24 +19,12 @@ _DIGITS = 6
 """Similarities are rounded, so that the order in which a processor adds does not decide about a row."""
 
 
-class SemanticDedupConfig(OperatorConfig):
+class SemanticDedupConfig(KeepingConfig):
     """How alike is too alike, by which model, and which row stays."""
 
     model: str = Field(description="folder of a static model as model2vec saves it: tokenizer.json, model.safetensors")
     column: str = Field("prompt", description="text column")
     threshold: float = Field(0.9, gt=0, le=1, description="cosine similarity from which on two texts are the same")
-    scope: tuple[str, ...] = Field((), description="columns within whose values rows are compared, e.g. [task_id]")
-    keep: Literal["first", "best"] = Field(
-        "first", description="first: lowest sample_index, then experience_id; best: highest `by`, then as first"
-    )
-    by: str | None = Field(None, description="numeric column for keep: best")
-    history: bool = Field(True, description="compare with what earlier passes of the run kept, too; those always stay")
-
-    @model_validator(mode="after")
-    def _best_has_a_column(self) -> SemanticDedupConfig:
-        if (self.keep == "best") != (self.by is not None):
-            raise ValueError("keep: best needs `by`, and only keep: best takes it")
-        return self
 
 
 class SemanticDedup(Operator[SemanticDedupConfig]):
